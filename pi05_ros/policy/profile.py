@@ -1,0 +1,292 @@
+"""Robot profiles: what a robot's cameras, joints and grippers are called, and how they map to the model.
+
+A profile is a YAML file in ``config/robots/`` (or any path). It is read once into frozen dataclasses; whatever is
+wrong with it is said in one error that names the field. A profile knows names and numbers only; how a state becomes
+model input is in ``transforms.py``, how a message becomes a state is in the ``robot`` room.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+import pi05_ros
+from pi05_ros.errors import ProfileError
+
+CAMERA_SLOTS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+"""The three image inputs of pi05_base, in the order in which the model reads them."""
+
+
+@dataclass(frozen=True)
+class Camera:
+    """One camera of the robot.
+
+    name: the key in ``Observation.images``.
+    slot: the input of the base model that it feeds (one of ``CAMERA_SLOTS``), or None: accepted and ignored, as
+        openpi does with ALOHA's ``cam_low``.
+    topic: ROS topic, None if the robot is not driven over ROS.
+    transport: "raw" (sensor_msgs/Image) or "compressed" (sensor_msgs/CompressedImage).
+    required: the node does not act without a fresh frame of it. A camera that is not required is masked out while
+        it is absent.
+    """
+
+    name: str
+    slot: str | None
+    topic: str | None = None
+    transport: Literal["raw", "compressed"] = "raw"
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class Gripper:
+    """A gripper, 0 to 1 in the policy's units, linear in what is measured and in what is commanded.
+
+    Which end is 0 is the robot's convention: closed on ALOHA, open on DROID.
+
+    joint: its name in the JointState message.
+    state_at_0, state_at_1: values of that joint at 0 and at 1 (metres for a finger, radians for a motor).
+    command_joint: its name in commands; None: the same as ``joint``.
+    command_at_0, command_at_1: values to command for 0 and for 1, in the command's own unit.
+    """
+
+    joint: str
+    state_at_0: float
+    state_at_1: float
+    command_at_0: float
+    command_at_1: float
+    command_joint: str | None = None
+
+    def state_to_unit(self, value: float) -> float:
+        """Measured value -> 0 .. 1; not clipped."""
+        return (value - self.state_at_0) / (self.state_at_1 - self.state_at_0)
+
+    def unit_to_command(self, value: float) -> float:
+        """0 .. 1 -> the value to command; not clipped."""
+        return value * (self.command_at_1 - self.command_at_0) + self.command_at_0
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where an arm's commands go.
+
+    type: "joint_trajectory" (trajectory_msgs/JointTrajectory, arm joints and gripper in one message),
+        "float64_multi_array" (std_msgs/Float64MultiArray, arm joints then gripper) or
+        "interbotix" (interbotix_xs_msgs: JointGroupCommand on ``topic``, JointSingleCommand on ``gripper_topic``).
+    topic: ROS topic of the arm's commands.
+    gripper_topic: ROS topic of the gripper's commands where they are separate (interbotix).
+    """
+
+    type: Literal["joint_trajectory", "float64_multi_array", "interbotix"]
+    topic: str
+    gripper_topic: str | None = None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm: its joints in the order of the model's state vector, then its gripper if there is one.
+
+    name: prefix of the names of its dimensions (``left`` -> ``left_waist`` ...); "" for none.
+    joints: names in the JointState message, radians.
+    state_topic: ROS topic of its JointState, None if the robot is not driven over ROS.
+    action: what the policy's actions are: joint "position" (rad) or "velocity" (rad/s).
+    """
+
+    name: str
+    joints: tuple[str, ...]
+    gripper: Gripper | None = None
+    state_topic: str | None = None
+    command: Command | None = None
+    action: Literal["position", "velocity"] = "position"
+
+    @property
+    def dimension_names(self) -> tuple[str, ...]:
+        prefix = f"{self.name}_" if self.name else ""
+        names = self.joints + (("gripper",) if self.gripper else ())
+        return tuple(prefix + name for name in names)
+
+
+@dataclass(frozen=True)
+class OpenpiConventions:
+    """What openpi's code, not its checkpoint, says about a robot. LeRobot checkpoints say it themselves.
+
+    asset_id: the folder of its norm stats below ``assets/``.
+    delta_actions: joints (not grippers) are predicted relative to the present state.
+    state_in_prompt: the discretised state is part of the prompt (pi05_libero was trained without it).
+    """
+
+    asset_id: str | None = None
+    delta_actions: bool = False
+    state_in_prompt: bool = True
+
+
+@dataclass(frozen=True)
+class RobotProfile:
+    """A robot as the policy sees it. Angles in radians, times in seconds, rates in hertz.
+
+    transform: the robot transform of ``transforms.py``: "aloha", "droid", "libero" or "identity".
+    adapt_to_pi: (aloha) flip joints and convert grippers to pi's convention; None: the profile does not say, and
+        an openpi checkpoint then needs the argument of the same name.
+    control_hz: rate at which rows of a chunk are played out; the chunk's period is its inverse.
+    stale_after: a stream whose newest sample is older than this is stale, and the robot is held.
+    max_skew: largest difference between the stamps of the samples of one observation.
+    reset_pose: joint positions of one arm to move to before a run, as openpi's servers announce it.
+    action_names: names of the action's dimensions where they differ from the state's; None: ``joint_names``.
+    """
+
+    name: str
+    description: str
+    transform: Literal["aloha", "droid", "libero", "identity"]
+    cameras: tuple[Camera, ...]
+    arms: tuple[Arm, ...]
+    control_hz: float
+    adapt_to_pi: bool | None = None
+    stale_after: float = 0.5
+    max_skew: float = 0.1
+    reset_pose: tuple[float, ...] | None = None
+    action_names: tuple[str, ...] | None = None
+    openpi: OpenpiConventions = OpenpiConventions()
+
+    @property
+    def joint_names(self) -> tuple[str, ...]:
+        """Names of the state's dimensions, in order, grippers included."""
+        return tuple(name for arm in self.arms for name in arm.dimension_names)
+
+    @property
+    def gripper_mask(self) -> tuple[bool, ...]:
+        """True at the dimensions that are grippers."""
+        return tuple(
+            arm.gripper is not None and name == arm.dimension_names[-1] for arm in self.arms for name in arm.dimension_names
+        )
+
+    @property
+    def state_dim(self) -> int:
+        return len(self.joint_names)
+
+    @property
+    def action_dim(self) -> int:
+        return len(self.action_names or self.joint_names)
+
+
+def config_folder() -> Path:
+    """The folder of YAML files that ship with the package, installed or in the source tree."""
+    candidates = [Path(entry) / "config" for entry in pi05_ros.__path__]
+    candidates += [Path(entry).parent / "config" for entry in pi05_ros.__path__]
+    for candidate in candidates:
+        if (candidate / "robots").is_dir():
+            return candidate
+    raise ProfileError(f"The package's config/robots folder was not found; looked at {', '.join(map(str, candidates))}.")
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that ship with the package."""
+    return sorted(path.stem for path in (config_folder() / "robots").glob("*.yaml"))
+
+
+def load_profile(name_or_path: str | Path) -> RobotProfile:
+    """Read the profile of that name in ``config/robots/``, or the YAML file at that path.
+
+    Raises ProfileError: no such profile; or a field is missing, unknown or wrong.
+    """
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        path = config_folder() / "robots" / f"{name_or_path}.yaml"
+    if not path.is_file():
+        raise ProfileError(
+            f"There is no robot profile {str(name_or_path)!r}; the package has {', '.join(profile_names())}, "
+            "and a path that ends in .yaml is read as a file."
+        )
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path}: not readable as YAML: {error}") from error
+    profile = _build(RobotProfile, data, "", path)
+    _validate(profile, path)
+    return profile
+
+
+def _build(kind: type, data: Any, where: str, path: Path) -> Any:
+    """A dataclass of that kind from a YAML mapping, every field checked against its annotation."""
+    label = where or "the file"
+    if not isinstance(data, dict):
+        raise ProfileError(f"{path}: {label}: expected a mapping, got {data!r}.")
+    hints = typing.get_type_hints(kind)
+    fields = dataclasses.fields(kind)
+    unknown = sorted(str(key) for key in set(data) - set(hints))
+    if unknown:
+        raise ProfileError(f"{path}: {label}: unknown field {', '.join(unknown)}; known are {', '.join(hints)}.")
+    missing = [
+        field.name
+        for field in fields
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING and field.name not in data
+    ]
+    if missing:
+        raise ProfileError(f"{path}: {label}: missing {', '.join(missing)}.")
+    prefix = f"{where}." if where else ""
+    return kind(**{name: _convert(hints[name], value, prefix + name, path) for name, value in data.items()})
+
+
+def _convert(hint: Any, value: Any, where: str, path: Path) -> Any:
+    """One YAML value as the annotated type: a dataclass, tuple, literal, optional or plain scalar."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        (hint,) = [argument for argument in arguments if argument is not type(None)]
+        return _convert(hint, value, where, path)
+    if dataclasses.is_dataclass(hint):
+        return _build(hint, value, where, path)  # type: ignore[arg-type]
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ProfileError(f"{path}: {where}: expected a list, got {value!r}.")
+        return tuple(_convert(arguments[0], item, f"{where}[{index}]", path) for index, item in enumerate(value))
+    if origin is Literal:
+        if value not in arguments:
+            raise ProfileError(f"{path}: {where}: expected one of {', '.join(map(str, arguments))}, got {value!r}.")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, hint) or (hint is float and not math.isfinite(value)):
+        raise ProfileError(f"{path}: {where}: expected a {'finite ' if hint is float else ''}{hint.__name__}, got {value!r}.")
+    return value
+
+
+def _validate(profile: RobotProfile, path: Path) -> None:
+    """What a type cannot say."""
+
+    def require(condition: bool, message: str) -> None:
+        if not condition:
+            raise ProfileError(f"{path}: {message}")
+
+    require(len(profile.cameras) > 0, "cameras: at least one is needed.")
+    require(len(profile.arms) > 0, "arms: at least one is needed.")
+    for label, names in (
+        ("cameras: name", [camera.name for camera in profile.cameras]),
+        ("cameras: slot", [camera.slot for camera in profile.cameras if camera.slot]),
+        ("arms: dimension", profile.joint_names),
+    ):
+        twice = sorted({name for name in names if list(names).count(name) > 1})
+        require(not twice, f"{label} {', '.join(twice)} is used twice.")
+    for index, camera in enumerate(profile.cameras):
+        require(
+            camera.slot is None or camera.slot in CAMERA_SLOTS,
+            f"cameras[{index}].slot: expected one of {', '.join(CAMERA_SLOTS)} or null, got {camera.slot!r}.",
+        )
+    for index, arm in enumerate(profile.arms):
+        require(len(arm.joints) > 0, f"arms[{index}].joints: at least one is needed.")
+        if arm.gripper is not None:
+            gripper = arm.gripper
+            require(gripper.state_at_1 != gripper.state_at_0, f"arms[{index}].gripper: state_at_0 equals state_at_1.")
+        if arm.command is not None and arm.command.type == "interbotix":
+            require(
+                arm.gripper is None or arm.command.gripper_topic is not None,
+                f"arms[{index}].command.gripper_topic: needed for type interbotix with a gripper.",
+            )
+    for name in ("control_hz", "stale_after", "max_skew"):
+        require(getattr(profile, name) > 0, f"{name}: expected a positive number, got {getattr(profile, name)}.")
