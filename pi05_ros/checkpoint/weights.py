@@ -1,0 +1,197 @@
+"""Weights from safetensors files into a ``Pi05Model``: strict, and one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pi05_ros.checkpoint.layout import canonical, is_dropped, model_name
+from pi05_ros.errors import CheckpointError
+from pi05_ros.model import Pi05Config, Pi05Model
+from pi05_ros.model.precision import parameter_dtype
+
+logger = logging.getLogger(__name__)
+
+_FLOATS = ("F32", "F16", "BF16", "F64")
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a weight file, not read yet."""
+
+    key: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def weight_files(path: Path) -> tuple[Path, ...]:
+    """The safetensors files at ``path``: the file itself, model.safetensors, or the shards of an index.
+
+    Raises CheckpointError: there are none.
+    """
+    if path.is_file():
+        return (path,)
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{index}: expected an object with a weight_map: {error!r}") from error
+        files = tuple(path / name for name in names)
+        absent = [file.name for file in files if not file.is_file()]
+        if absent:
+            raise CheckpointError(f"{index} names shards that are not there: {_listed(absent)}.")
+        return files
+    single = path / "model.safetensors"
+    if single.is_file():
+        return (single,)
+    raise CheckpointError(
+        f"{path}: no weights found; looked for model.safetensors and model.safetensors.index.json"
+        + ("." if path.is_dir() else ", and the folder itself does not exist.")
+    )
+
+
+def load_weights(
+    model: Pi05Model,
+    files: tuple[Path, ...],
+    device: torch.device | str,
+    precision: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Fill a model (which may be on the meta device) from safetensors files, each parameter in its precision's dtype.
+
+    progress: called with bytes read so far and in all.
+    Raises CheckpointError, before anything is read, that lists every missing, unexpected, wrongly shaped or
+    non-floating tensor; or, while reading, for a file that is damaged.
+    """
+    with ExitStack() as stack:
+        handles = {file: stack.enter_context(_open(file)) for file in files}
+        stored = list(_stored_tensors(handles))
+        plan = _match(model, stored, files)
+        wanted = sum(len(sources) for sources in plan.values())
+        done = 0
+        for name, sources in plan.items():
+            tensors = [_read(handles[source.file], source) for source in sources]
+            for source, tensor in zip(sources[1:], tensors[1:], strict=True):
+                if not torch.equal(tensor, tensors[0]):
+                    raise CheckpointError(
+                        f"{source.file}: {sources[0].key} and {source.key} are one parameter, but their values differ."
+                    )
+            value = tensors[0].to(device, copy=True).to(parameter_dtype(name, precision))
+            _set_parameter(model, name, value)
+            done += len(sources)
+            if progress is not None:
+                progress(done, wanted)
+    unused = sum(is_dropped(tensor.key) for tensor in stored)
+    logger.info("Read %d tensors from %s; %d more are not used at inference.", done, files[0].parent, unused)
+
+
+def load_model(
+    path: str | Path,
+    device: torch.device | str = "cpu",
+    precision: str = "float32",
+    config: Pi05Config | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Pi05Model:
+    """The model of a checkpoint folder (or .safetensors file), ready for inference.
+
+    config: sizes; None: those of the config.json beside the weights.
+    Raises CheckpointError with everything that is wrong.
+    """
+    from pi05_ros.checkpoint.description import read_checkpoint
+
+    path = Path(path)
+    if config is None:
+        config = read_checkpoint(path).config
+    parameter_dtype("", precision)  # an unknown precision should not wait for a long load
+    with torch.device("meta"):
+        model = Pi05Model(config)
+    load_weights(model, weight_files(path), device, precision, progress)
+    return model.eval().requires_grad_(False)
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(str(file), framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: not readable as safetensors (truncated download?): {error}") from error
+
+
+def _read(handle: Any, source: StoredTensor) -> Tensor:
+    try:
+        return handle.get_tensor(source.key)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise CheckpointError(f"{source.file}: {source.key} cannot be read: {error}") from error
+
+
+def _stored_tensors(handles: dict[Path, Any]) -> Iterator[StoredTensor]:
+    for file, handle in handles.items():
+        for key in handle.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
+            part = handle.get_slice(key)
+            yield StoredTensor(key, file, tuple(part.get_shape()), part.get_dtype())
+
+
+def _match(model: Pi05Model, stored: list[StoredTensor], files: tuple[Path, ...]) -> dict[str, list[StoredTensor]]:
+    """Parameter name -> the stored tensors that hold it; more than one where a file keeps an alias."""
+    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    plan: dict[str, list[StoredTensor]] = {}
+    unexpected, wrong = [], []
+    for tensor in stored:
+        if is_dropped(tensor.key):
+            continue
+        name = model_name(tensor.key)
+        if name not in expected:
+            unexpected.append(tensor.key)
+            continue
+        plan.setdefault(name, []).append(tensor)
+        if tensor.shape != expected[name]:
+            wrong.append(f"{tensor.key} is {list(tensor.shape)}, expected {list(expected[name])}")
+        elif tensor.dtype not in _FLOATS:
+            wrong.append(f"{tensor.key} is {tensor.dtype}, expected one of {', '.join(_FLOATS)}")
+    missing = [name for name in expected if name not in plan]
+    if missing or unexpected or wrong:
+        raise CheckpointError(_mismatch(missing, unexpected, wrong, stored, files))
+    return plan
+
+
+def _mismatch(
+    missing: list[str], unexpected: list[str], wrong: list[str], stored: list[StoredTensor], files: tuple[Path, ...]
+) -> str:
+    from pi05_ros.checkpoint.layout import checkpoint_key
+
+    lines = [f"{', '.join(map(str, files))}: the weights do not fit a Pi0.5 of the configured size."]
+    if missing:
+        lines.append(f"{len(missing)} missing: {_listed([checkpoint_key(name) for name in missing])}")
+    if unexpected:
+        lines.append(f"{len(unexpected)} unexpected: {_listed(unexpected)}")
+    if wrong:
+        lines.append(f"{len(wrong)} of the wrong shape or type: {_listed(wrong)}")
+    keys = {canonical(tensor.key) for tensor in stored}
+    if any(key.startswith("state_proj.") for key in keys) and any(".dense." in name for name in missing):
+        lines.append("It has state_proj and no adaptive norms: this looks like a pi0 checkpoint, not pi05.")
+    lines.append(
+        "Tried: the names of LeRobot and openpi, with and without a leading 'model.', with and without the segments "
+        "'.model.' and '.vision_model.', and the token embedding as embed_tokens or lm_head."
+    )
+    return "\n  ".join(lines)
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _set_parameter(model: Pi05Model, name: str, value: Tensor) -> None:
+    module_name, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(module_name), attribute, torch.nn.Parameter(value, requires_grad=False))
