@@ -1,7 +1,16 @@
 """Files -> weights, features and statistics."""
 
 from pi05_ros.checkpoint.description import Checkpoint, RelativeActions, read_checkpoint
+from pi05_ros.checkpoint.making import make_checkpoint
 from pi05_ros.checkpoint.norm_stats import NormStats, read_norm_stats
 from pi05_ros.checkpoint.weights import load_model
 
-__all__ = ["Checkpoint", "NormStats", "RelativeActions", "load_model", "read_checkpoint", "read_norm_stats"]
+__all__ = [
+    "Checkpoint",
+    "NormStats",
+    "RelativeActions",
+    "load_model",
+    "make_checkpoint",
+    "read_checkpoint",
+    "read_norm_stats",
+]

@@ -103,7 +103,7 @@ def read_lerobot_stats(paths: list[Path]) -> NormStats:
 
 
 def _checked(source: Any, feature: str, stats: Mapping[str, Any], dtype: Any) -> FeatureStats:
-    """The known statistics of one feature, each one-dimensional and finite; null entries (old pi0 files) are left out."""
+    """The known statistics of one feature, each one-dimensional and finite; nulls (old pi0 files) are left out."""
     checked = {}
     for name in STATISTICS:
         if stats.get(name) is None:

@@ -40,7 +40,7 @@ class PrefixConfig:
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """The action expert. Layers, heads and head_dim are the prefix's: layer i reads keys and values of prefix layer i."""
+    """The action expert. Layers and heads are the prefix's: layer i reads keys and values of prefix layer i."""
 
     width: int = 1024
     mlp: int = 4096
@@ -93,10 +93,14 @@ class Pi05Config:
             given = architecture.get(name)
             fields = [field.name for field in dataclasses.fields(kind)]
             if not isinstance(given, Mapping) or sorted(given) != sorted(fields):
-                raise ValueError(f"pi05_ros_architecture.{name}: expected an object with {', '.join(fields)}, got {given!r}")
+                raise ValueError(
+                    f"pi05_ros_architecture.{name}: expected an object with {', '.join(fields)}, got {given!r}"
+                )
             for field, value in given.items():
                 if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-                    raise ValueError(f"pi05_ros_architecture.{name}.{field}: expected a positive integer, got {value!r}")
+                    raise ValueError(
+                        f"pi05_ros_architecture.{name}.{field}: expected a positive integer, got {value!r}"
+                    )
             parts[name] = kind(**given)
         config = cls(**parts, **others)
         config.check()

@@ -35,7 +35,7 @@ class Rotary:
 
 
 def rotary(positions: Tensor, head_dim: int, dtype: torch.dtype, frequencies: str = "float32") -> Rotary:
-    """Rotary embedding of integer positions [B, T]: angles in float32, cos and sin rounded to the activations' dtype."""
+    """Rotary embedding of integer positions [B, T]: angles in float32, cos and sin in the activations' dtype."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
     inverse = 1.0 / ROPE_THETA**exponents
     if frequencies == "bfloat16":
@@ -170,7 +170,9 @@ class PrefixTransformer(nn.Module):
             x, layer_keys, layer_values = layer(x, rope, bias)
             keys.append(layer_keys)
             values.append(layer_values)
-        last_keys, last_values = self.layers[-1].keys_values(x, rope)
+        last = self.layers[-1]
+        assert isinstance(last, PrefixLayer)
+        last_keys, last_values = last.keys_values(x, rope)
         return [*keys, last_keys], [*values, last_values]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,32 @@ class Prefix:
 
     @property
     def length(self) -> int:
+        """P."""
         return self.pad_mask.shape[1]
+
+    def split(self) -> list[Prefix]:
+        """One prefix a sample, each with memory of its own."""
+        return [
+            Prefix(
+                self.embeddings[i : i + 1].clone(),
+                self.pad_mask[i : i + 1].clone(),
+                [layer[i : i + 1].clone() for layer in self.keys],
+                [layer[i : i + 1].clone() for layer in self.values],
+            )
+            for i in range(self.pad_mask.shape[0])
+        ]
+
+    @staticmethod
+    def stack(parts: list[Prefix]) -> Prefix:
+        """Prefixes of equal length as one batch."""
+        if len(parts) == 1:
+            return parts[0]
+        return Prefix(
+            torch.cat([part.embeddings for part in parts]),
+            torch.cat([part.pad_mask for part in parts]),
+            [torch.cat(layers) for layers in zip(*(part.keys for part in parts), strict=True)],
+            [torch.cat(layers) for layers in zip(*(part.values for part in parts), strict=True)],
+        )
 
 
 def time_grid(name: str, num_steps: int) -> Tensor:
@@ -139,11 +165,8 @@ class Pi05Model(nn.Module):
         step = -1.0 / num_steps
         x = noise
         for index, time in enumerate(time_grid(grid, num_steps).to(noise.device)):
-            t = time.expand(noise.shape[0])
-            if guide is None:
-                velocity = self.denoise_step(prefix, x, t)
-            else:
-                velocity = guide.velocity(lambda y, t=t: self.denoise_step(prefix, y, t), x, 1.0 + index * step)
+            velocity_of = partial(self.denoise_step, prefix, t=time.expand(noise.shape[0]))
+            velocity = velocity_of(x) if guide is None else guide.velocity(velocity_of, x, 1.0 + index * step)
             x = x + step * velocity
         return x
 

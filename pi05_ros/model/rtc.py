@@ -20,8 +20,8 @@ JACOBIANS = ("identity", "vjp")
 class RtcGuidance:
     """What guides a chunk.
 
-    prev_chunk: the not yet executed rows of the previous chunk, [T, A] or [B or 1, T, A], normalised model space; A may
-        be smaller than the model's action_dim (missing columns count as 0).
+    prev_chunk: the not yet executed rows of the previous chunk, [T, A] or [B or 1, T, A] (tensor or array), normalised
+        model space; A may be smaller than the model's action_dim (missing columns count as 0).
     inference_delay: rows that will have been executed when the new chunk arrives; they are fixed.
     execution_horizon: rows over which the pull fades out; cut to the length of prev_chunk. None: 10.
     schedule: how it fades: "ZEROS", "ONES", "LINEAR" or "EXP".
@@ -39,6 +39,7 @@ class RtcGuidance:
     jacobian: str = "identity"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "prev_chunk", torch.as_tensor(self.prev_chunk, dtype=torch.float32))
         for name, value, known in (
             ("schedule", self.schedule, SCHEDULES),
             ("jacobian", self.jacobian, JACOBIANS),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -83,4 +82,3 @@ def embed_images(vision: SiglipVision, projector: nn.Linear, images: Tensor, pre
     embedded = tokens.new_zeros(*present.shape, *tokens.shape[1:])
     embedded[present] = tokens
     return embedded
-

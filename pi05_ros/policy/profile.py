@@ -162,7 +162,9 @@ class RobotProfile:
     def gripper_mask(self) -> tuple[bool, ...]:
         """True at the dimensions that are grippers."""
         return tuple(
-            arm.gripper is not None and name == arm.dimension_names[-1] for arm in self.arms for name in arm.dimension_names
+            arm.gripper is not None and name == arm.dimension_names[-1]
+            for arm in self.arms
+            for name in arm.dimension_names
         )
 
     @property
@@ -181,7 +183,9 @@ def config_folder() -> Path:
     for candidate in candidates:
         if (candidate / "robots").is_dir():
             return candidate
-    raise ProfileError(f"The package's config/robots folder was not found; looked at {', '.join(map(str, candidates))}.")
+    raise ProfileError(
+        f"The package's config/robots folder was not found; looked at {', '.join(map(str, candidates))}."
+    )
 
 
 def profile_names() -> list[str]:
@@ -224,7 +228,9 @@ def _build(kind: type, data: Any, where: str, path: Path) -> Any:
     missing = [
         field.name
         for field in fields
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING and field.name not in data
+        if field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+        and field.name not in data
     ]
     if missing:
         raise ProfileError(f"{path}: {label}: missing {', '.join(missing)}.")
@@ -253,7 +259,9 @@ def _convert(hint: Any, value: Any, where: str, path: Path) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, hint) or (hint is float and not math.isfinite(value)):
-        raise ProfileError(f"{path}: {where}: expected a {'finite ' if hint is float else ''}{hint.__name__}, got {value!r}.")
+        raise ProfileError(
+            f"{path}: {where}: expected a {'finite ' if hint is float else ''}{hint.__name__}, got {value!r}."
+        )
     return value
 
 
