@@ -25,7 +25,7 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from pi05_ros.sim.backend import SimulationError
-from pi05_ros.sim.scene import ARMS, CAMERAS, COMMAND_NAMES, HOME_POSE, JOINT_NAMES, MAX_REWARD, AlohaScene
+from pi05_ros.sim.scene import ARMS, CAMERAS, COMMAND_NAMES, HOME_POSE, JOINT_NAMES, AlohaScene
 from pi05_ros.sim.trajectory import TrajectoryError, TrajectoryFollower
 
 NANOSECONDS = 1_000_000_000
@@ -202,7 +202,7 @@ class AlohaSim(Node):
 
     def _log_progress(self, speed: float) -> None:
         self.get_logger().info(
-            f"Episode {self._episode}, {self._elapsed:.1f} s: best reward {self._best_reward} of {MAX_REWARD}, "
+            f"Episode {self._episode}, {self._elapsed:.1f} s: best reward {self._best_reward}, "
             f"real-time factor {speed:.2f}."
         )
 
@@ -218,7 +218,7 @@ class AlohaSim(Node):
     def _begin_next_episode(self) -> None:
         """With the lock held."""
         self.get_logger().info(
-            f"Episode {self._episode} ended after {self._elapsed:.1f} s, best reward {self._best_reward} of {MAX_REWARD}."
+            f"Episode {self._episode} ended after {self._elapsed:.1f} s with a best reward of {self._best_reward}."
         )
         self._episode += 1
         self._episode_start = self._now

@@ -1,0 +1,75 @@
+"""The policy on a simulated ALOHA: the robot ``aloha_sim`` and the policy node, both on simulated time.
+
+    ros2 launch pi05_ros sim.launch.py checkpoint:=/path/to/checkpoint prompt:="Transfer cube"
+
+The arguments of policy.launch.py are passed on to it; an empty one keeps what the YAML files or the node say.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launch import LaunchContext, LaunchDescription, LaunchDescriptionEntity
+from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription, OpaqueFunction, Shutdown
+from launch.launch_description_sources import PythonLaunchDescriptionSource
+from launch.substitutions import LaunchConfiguration
+from launch_ros.actions import Node
+
+from pi05_ros.sim.node import PARAMETERS
+
+POLICY_ARGUMENTS = {
+    "checkpoint": (None, "folder or .safetensors file of the checkpoint (make_checkpoint writes one to try)"),
+    "prompt": ("Transfer cube", "what the robot is told to do; the default is what gym-aloha's data sets say"),
+    "device": ("", "auto, cpu, cuda or cuda:N"),
+    "precision": ("", "openpi, float32 or bfloat16"),
+    "params_file": ("", "YAML file with parameters of the policy node"),
+    "autostart": ("true", "configure and activate the policy node at once"),
+    "log_level": ("info", "of both nodes: debug, info, warn, error"),
+}
+
+
+def start_robot(context: LaunchContext) -> list[LaunchDescriptionEntity]:
+    """The simulated robot, with those of its parameters that were given."""
+    parameters = {}
+    for name, (default, *_) in PARAMETERS.items():
+        text = LaunchConfiguration(name).perform(context)
+        try:
+            if text:
+                parameters[name] = type(default)(text)
+        except ValueError as error:
+            raise ValueError(f"{name}: expected {type(default).__name__}, got {text!r}.") from error
+    robot = Node(
+        package="pi05_ros",
+        executable="aloha_sim",
+        name="aloha_sim",
+        output="screen",
+        parameters=[parameters],
+        arguments=["--ros-args", "--log-level", LaunchConfiguration("log_level")],
+        on_exit=[Shutdown(reason="the simulated robot has stopped")],
+    )
+    return [robot]
+
+
+def generate_launch_description() -> LaunchDescription:
+    policy = IncludeLaunchDescription(
+        PythonLaunchDescriptionSource(str(Path(__file__).with_name("policy.launch.py"))),
+        launch_arguments={
+            **{name: LaunchConfiguration(name) for name in POLICY_ARGUMENTS},
+            "robot": "aloha_sim",
+            "use_sim_time": "true",
+        }.items(),
+    )
+    return LaunchDescription(
+        [
+            *(
+                DeclareLaunchArgument(name, description=f"(policy) {description}", default_value=default)
+                for name, (default, description) in POLICY_ARGUMENTS.items()
+            ),
+            *(
+                DeclareLaunchArgument(name, description=f"(robot) {description} Default: {default}.", default_value="")
+                for name, (default, _, _, description) in PARAMETERS.items()
+            ),
+            policy,  # first: it sets the middleware's profile, for the robot too
+            OpaqueFunction(function=start_robot),
+        ]
+    )
