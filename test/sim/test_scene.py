@@ -9,6 +9,7 @@ import handover
 import numpy as np
 import pytest
 
+from pi05_ros.policy.profile import load_profile
 from pi05_ros.sim import backend
 from pi05_ros.sim.backend import SimulationError
 from pi05_ros.sim.scene import ARM_JOINTS, CAMERAS, FINGERS, HOME_POSE, AlohaScene
@@ -99,6 +100,21 @@ def test_the_gripper_command_moves_both_fingers_and_stops_at_their_limits(scene:
     np.testing.assert_allclose(scene.positions("left")[6:], [OPEN, -OPEN], atol=0.003)
     np.testing.assert_allclose(scene.positions("right")[6:], [CLOSED, -CLOSED], atol=0.003)
     assert FINGERS == ("left_finger", "right_finger")
+
+
+def test_the_gripper_units_of_the_robot_profile_close_and_open_the_hand(scene: AlohaScene) -> None:
+    for arm, unit in zip(load_profile("aloha_sim").arms, (0.0, 1.0), strict=True):
+        assert arm.gripper is not None
+        targets = np.array(HOME_POSE * 2)
+        targets[[6, 13]] = arm.gripper.unit_to_command(unit)
+        scene.set_targets(targets)
+        run(scene, 2 * SECOND)
+        assert arm.gripper.state_to_unit(scene.positions(arm.name)[6]) == pytest.approx(unit, abs=0.15)
+        # Half way is half way, in and out alike.
+        targets[[6, 13]] = arm.gripper.unit_to_command(0.5)
+        scene.set_targets(targets)
+        run(scene, 2 * SECOND)
+        assert arm.gripper.state_to_unit(scene.positions(arm.name)[6]) == pytest.approx(0.5, abs=0.07)
 
 
 @pytest.mark.parametrize("targets", [[0.0] * 13, [0.0] * 15, [*[0.0] * 13, np.nan], [*[0.0] * 13, np.inf]])
