@@ -52,9 +52,14 @@ def image_to_model(image: np.ndarray, size: int, dialect: str) -> Tensor:
     if dialect == "openpi":
         if image.dtype != np.uint8:
             image = (255 * image).astype(np.uint8)  # truncates, as openpi does
-        pixels = torch.from_numpy(np.ascontiguousarray(resize_openpi(image, size))).permute(2, 0, 1)
+        pixels = _to_tensor(resize_openpi(image, size))
         return pixels.float() / 255.0 * 2.0 - 1.0
-    pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
+    pixels = _to_tensor(image)
     if image.dtype == np.uint8:
         pixels = pixels.float() / 255.0
     return resize_lerobot(pixels, size) * 2.0 - 1.0
+
+
+def _to_tensor(image: np.ndarray) -> Tensor:
+    """[h, w, 3] of any strides -> [3, h, w]. Always a copy: views of a message may be read-only or mirrored."""
+    return torch.from_numpy(np.array(image, order="C")).permute(2, 0, 1)

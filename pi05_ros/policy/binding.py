@@ -114,8 +114,8 @@ def _adapt_to_pi(checkpoint: Checkpoint, profile: RobotProfile, given: bool | No
     if decided is None:
         raise ProfileError(
             f"adapt_to_pi: an openpi checkpoint on robot {profile.name!r} needs it said, and neither the profile nor "
-            "an argument does. true: a checkpoint in pi's own convention (their ALOHA base checkpoints); false: one that "
-            "was trained on the robot's own joint values. The wrong one moves four joints the wrong way."
+            "an argument does. true: a checkpoint in pi's own convention (their ALOHA base checkpoints); false: one "
+            "that was trained on the robot's own joint values. The wrong one moves four joints the wrong way."
         )
     return decided
 

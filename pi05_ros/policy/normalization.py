@@ -15,61 +15,45 @@ LEROBOT_EPS = 1e-8
 
 
 class Normalizer:
-    """The affine map of one feature: normalised = (x - offset) / scale, with the ends of a range at -1 and 1."""
+    """The affine map of one feature: QUANTILES and MIN_MAX put a range to [-1, 1], MEAN_STD standardises."""
 
     def __init__(self, mode: str, stats: FeatureStats, dialect: str) -> None:
         """mode: "QUANTILES", "MEAN_STD", "MIN_MAX" or "IDENTITY" (stats unused); dialect: "lerobot" or "openpi"."""
-        self.mode, self.dialect = mode, dialect
-        self.low = self.high = np.zeros(0)
-        if mode in ("QUANTILES", "MIN_MAX"):
+        self.mode = mode
+        if mode == "IDENTITY":
+            return
+        openpi = dialect == "openpi"
+        if mode == "MEAN_STD":
+            mean, std = stats["mean"], stats["std"]
+            self._offset, self._divisor = mean, std + (OPENPI_EPS if openpi else LEROBOT_EPS)
+            self._factor = std + (OPENPI_EPS if openpi else 0.0)  # LeRobot's eps is in one direction only
+        else:
             low, high = ("q01", "q99") if mode == "QUANTILES" else ("min", "max")
-            self.low, self.high = stats[low], stats[high]
-        elif mode == "MEAN_STD":
-            self.low, self.high = stats["mean"], stats["std"]
+            self._offset, span = stats[low], stats[high] - stats[low]
+            self._divisor = span + OPENPI_EPS if openpi else np.where(span == 0, span.dtype.type(LEROBOT_EPS), span)
+            self._factor = self._divisor
 
     @property
     def dims(self) -> int | None:
         """Dimensions that the statistics cover, None if they are not used."""
-        return None if self.mode == "IDENTITY" else len(self.low)
+        return None if self.mode == "IDENTITY" else len(self._offset)
 
     def normalize(self, x: np.ndarray) -> np.ndarray:
         """[..., dims] in robot units -> normalised. Statistics that are longer than x are cut to it."""
         if self.mode == "IDENTITY":
             return x
-        low, high = self.low[: x.shape[-1]], self.high[: x.shape[-1]]
-        x = x.astype(low.dtype)
+        dims = x.shape[-1]
+        centred = x.astype(self._offset.dtype) - self._offset[:dims]
         if self.mode == "MEAN_STD":
-            return (x - low) / (high + self._std_eps)
-        return (
-            2 * (x - low) / self._range(low, high) - 1
-            if self.dialect == "lerobot"
-            else self._openpi_range(x, low, high)
-        )
+            return centred / self._divisor[:dims]
+        return 2 * centred / self._divisor[:dims] - 1
 
     def unnormalize(self, x: np.ndarray) -> np.ndarray:
         """Normalised [..., dims] -> robot units. Dimensions beyond the statistics pass unchanged."""
         if self.mode == "IDENTITY":
             return x
-        dims = min(len(self.low), x.shape[-1])
-        low, high = self.low[:dims], self.high[:dims]
-        result = x.astype(low.dtype)
-        head = result[..., :dims]
-        if self.mode == "MEAN_STD":
-            # LeRobot's eps is in the forward direction only.
-            result[..., :dims] = head * (high + (OPENPI_EPS if self.dialect == "openpi" else 0.0)) + low
-        else:
-            result[..., :dims] = (head + 1) / 2 * self._range(low, high) + low
+        dims = min(len(self._offset), x.shape[-1])
+        result = x.astype(self._offset.dtype)
+        head = result[..., :dims] if self.mode == "MEAN_STD" else (result[..., :dims] + 1) / 2
+        result[..., :dims] = head * self._factor[:dims] + self._offset[:dims]
         return result
-
-    @property
-    def _std_eps(self) -> float:
-        return OPENPI_EPS if self.dialect == "openpi" else LEROBOT_EPS
-
-    def _range(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        if self.dialect == "openpi":
-            return high - low + OPENPI_EPS
-        span = high - low
-        return np.where(span == 0, np.asarray(LEROBOT_EPS, dtype=span.dtype), span)
-
-    def _openpi_range(self, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        return (x - low) / self._range(low, high) * 2.0 - 1.0

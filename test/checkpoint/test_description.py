@@ -88,7 +88,7 @@ def test_features_processors_and_unknown_fields(lerobot: Path) -> None:
 def test_state_file_name_comes_from_the_json(lerobot: Path) -> None:
     old = lerobot / "policy_preprocessor_step_3_normalizer_processor.safetensors"
     old.rename(lerobot / "elsewhere.safetensors")
-    with pytest.raises(CheckpointError, match="step_3_normalizer_processor.safetensors: the file does not exist"):
+    with pytest.raises(CheckpointError, match=r"step_3_normalizer_processor.safetensors: the file does not exist"):
         read_checkpoint(lerobot)
     edit(
         lerobot / "policy_preprocessor.json",

@@ -167,7 +167,7 @@ def test_damaged_files_are_refused(checkpoint: Path, damage: str) -> None:
 
 def test_missing_weights_say_what_was_looked_for(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="looked for model.safetensors and model.safetensors.index.json"):
+    with pytest.raises(CheckpointError, match=r"looked for model.safetensors and model.safetensors.index.json"):
         load_model(checkpoint)
 
 

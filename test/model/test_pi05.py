@@ -53,7 +53,9 @@ def test_masked_work_costs_nothing(model: Pi05Model) -> None:
     finally:
         for hook in hooks:
             hook.remove()
-    assert seen == [(2, 3, 56, 56), (1, 2 * 16 + 6, 128)], "one vision forward for both cameras, one prefix without padding"
+    assert seen == [(2, 3, 56, 56), (1, 2 * 16 + 6, 128)], (
+        "one vision forward for both cameras, one prefix without padding"
+    )
 
 
 def test_the_last_prefix_layer_does_no_dead_work(model: Pi05Model) -> None:

@@ -1,0 +1,88 @@
+"""Robot profiles: the shipped ones are valid, mistakes in one are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pi05_ros.errors import ProfileError
+from pi05_ros.policy.profile import config_folder, load_profile, profile_names
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_shipped_profiles(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.description
+    assert any(camera.slot == "base_0_rgb" for camera in profile.cameras)
+    assert len(profile.joint_names) == profile.state_dim == len(profile.gripper_mask)
+
+
+def test_aloha_dimensions() -> None:
+    profile = load_profile("aloha_ros2")
+    assert profile.joint_names[5:8] == ("left_wrist_rotate", "left_gripper", "right_waist")
+    assert [index for index, gripper in enumerate(profile.gripper_mask) if gripper] == [6, 13]
+
+
+def test_gripper_units() -> None:
+    gripper = load_profile("aloha_ros2").arms[0].gripper
+    assert gripper is not None
+    assert gripper.state_to_unit(0.0440) == 0
+    assert gripper.state_to_unit(0.0579) == pytest.approx(1)
+    assert gripper.unit_to_command(0.5) == pytest.approx((0.6197 + 1.6214) / 2)
+
+
+def edited(tmp_path: Path, change: Any) -> Path:
+    data = yaml.safe_load((config_folder() / "robots/aloha_ros2.yaml").read_text())
+    change(data)
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("arms"), "the file: missing arms"),
+        (lambda d: d.update(contrl_hz=1), "unknown field contrl_hz; known are .*control_hz"),
+        (lambda d: d.update(control_hz="fast"), "control_hz: expected a finite float, got 'fast'"),
+        (lambda d: d.update(control_hz=float("nan")), "control_hz: expected a finite float, got nan"),
+        (lambda d: d.update(control_hz=0), "control_hz: expected a positive number, got 0"),
+        (
+            lambda d: d.update(transform="alhoa"),
+            "transform: expected one of aloha, droid, libero, identity, got 'alhoa'",
+        ),
+        (lambda d: d.update(adapt_to_pi="yes please"), "adapt_to_pi: expected a bool"),
+        (lambda d: d.update(cameras={}), "cameras: expected a list"),
+        (lambda d: d.update(cameras=[]), "cameras: at least one is needed"),
+        (lambda d: d["cameras"][0].update(slot="base"), r"cameras\[0\]\.slot: expected one of base_0_rgb"),
+        (lambda d: d["cameras"][1].update(name="cam_high"), "cameras: name cam_high is used twice"),
+        (lambda d: d["cameras"][1].update(slot="base_0_rgb"), "cameras: slot base_0_rgb is used twice"),
+        (lambda d: d["arms"][1].update(name="left"), "arms: dimension left_elbow, .* is used twice"),
+        (lambda d: d["arms"][0].update(joints=[]), r"arms\[0\]\.joints: at least one is needed"),
+        (lambda d: d["arms"][0].update(joints=[1]), r"arms\[0\]\.joints\[0\]: expected a str, got 1"),
+        (lambda d: d["arms"][0]["gripper"].update(state_at_1=0.044), "state_at_0 equals state_at_1"),
+        (lambda d: d["arms"][0]["command"].pop("gripper_topic"), r"arms\[0\]\.command\.gripper_topic: needed"),
+        (
+            lambda d: d["arms"][0]["command"].update(type="magic"),
+            r"arms\[0\]\.command\.type: expected one of joint_traj",
+        ),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, change: Any, message: str) -> None:
+    path = edited(tmp_path, change)
+    with pytest.raises(ProfileError, match=message) as caught:
+        load_profile(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("content", "message"), [("a: [", "not readable as YAML"), ("3", "expected a mapping, got 3")])
+def test_files_that_are_no_profile(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "robot.yaml").write_text(content)
+    with pytest.raises(ProfileError, match=message):
+        load_profile(tmp_path / "robot.yaml")
+    with pytest.raises(ProfileError, match=r"no robot profile .*the package has aloha_ros2"):
+        load_profile(tmp_path / "other.yaml")
