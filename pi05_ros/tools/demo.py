@@ -78,7 +78,7 @@ def demonstrate(options: argparse.Namespace) -> None:
 def _make_checkpoint(folder: Path, seed: int) -> Path:
     from pi05_ros.checkpoint import make_checkpoint
 
-    print("Making a tiny checkpoint with random weights (the real one has 3.35 billion).", flush=True)
+    print(f"Making a tiny checkpoint (the real network has 3.35 billion weights).\n{UNTRAINED}", flush=True)
     return make_checkpoint("tiny", folder, "lerobot", seed)
 
 
@@ -127,8 +127,6 @@ def _record_episode(options: argparse.Namespace, nodes: ChildProcesses) -> Recor
     executor.add_node(recorder)
     try:
         _spin(executor, nodes, lambda: recorder.started, options.patience, "no action chunk came")
-        if options.checkpoint is None:
-            print(UNTRAINED, flush=True)
         end = recorder.recording.chunks[0].time + options.seconds
         limit = 30.0 + 10.0 * options.seconds  # a slow machine gives a slow episode
         _spin(executor, nodes, lambda: recorder.recording.end >= end, limit, "the episode did not end")
@@ -193,10 +191,11 @@ The report:
   {options.output / "launch.log"}    what the nodes logged
 
 Where to look next:
-  README.md                                    a real ALOHA, a real checkpoint
-  ros2 launch pi05_ros sim.launch.py -s        this again, with arguments of your own
-  ros2 topic echo /policy_node/status          while it runs: what the policy does, and why not
-  demo --checkpoint PATH                       this report for a trained checkpoint""")
+  README.md                                      a real ALOHA, a real checkpoint
+  make demo DEMO_ARGS="--checkpoint PATH"        this report for a trained checkpoint
+  source ./env.sh, then
+  ros2 launch pi05_ros sim.launch.py -s          robot and policy by themselves, with arguments of your own
+  ros2 topic echo /policy_node/status            while they run: what the policy does, and if not, why""")
 
 
 if __name__ == "__main__":

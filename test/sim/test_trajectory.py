@@ -135,3 +135,10 @@ def test_the_target_never_jumps_whatever_replaces_whatever(commands: list[tuple[
         samples = np.array([arm.sample(time) for time in np.linspace(now, end, 50)])
         assert np.max(np.abs(np.diff(samples, axis=0))) <= steepest * (end - now) / 49 * (1 + 1e-6) + 1e-6
         now += pause
+
+
+def test_a_long_stream_of_trajectories_is_not_kept_for_ever() -> None:
+    arm = follower()
+    for tick in range(1000):
+        arm.follow(JOINTS, [0.1, 0.2], [[1.0, 1.0], [2.0, 2.0]], start=None, now=tick * 0.02)
+    assert len(arm._times) < 20
