@@ -61,17 +61,17 @@ def find_renderer() -> str:
         raise SimulationError(f"The simulated robot needs MuJoCo; {INSTALL_HINT}.")
     complaints = []
     for name in RENDERERS:
-        probe = subprocess.run(
-            [sys.executable, "-c", "import mujoco; mujoco.GLContext(16, 16).make_current()"],
-            env={**os.environ, "MUJOCO_GL": name},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        if probe.returncode == 0:
+        command = [sys.executable, "-c", "import mujoco; mujoco.GLContext(16, 16).make_current()"]
+        environment = {**os.environ, "MUJOCO_GL": name}
+        try:
+            subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+        except subprocess.CalledProcessError as error:
+            complaints.append(f"{name}: {(error.stderr.strip().splitlines() or ['no message'])[-1]}")
+        except subprocess.TimeoutExpired:
+            complaints.append(f"{name}: no answer within a minute")
+        else:
             logger.debug("MuJoCo renders through %s", name)
             return name
-        complaints.append(f"{name}: {(probe.stderr.strip().splitlines() or ['no message'])[-1]}")
     raise SimulationError(
         f"MuJoCo can render neither through EGL nor through OSMesa ({'; '.join(complaints)}); install one of them, "
         "for example with: apt-get install libegl1 libosmesa6"

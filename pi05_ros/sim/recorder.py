@@ -92,25 +92,27 @@ class Recorder(Node):
             return np.full(len(arm.dimension_names), np.nan)
         target = self._followers[arm.name].sample(time)
         if arm.gripper is not None:
-            closed, opened = arm.gripper.unit_to_command(0.0), arm.gripper.unit_to_command(1.0)
-            target[-1] = (target[-1] - closed) / (opened - closed)
+            low, high = arm.gripper.command_at_0, arm.gripper.command_at_1
+            target[-1] = (target[-1] - low) / (high - low)
         return target
 
     def _command_callback(self, arm: Arm) -> Callable[[JointTrajectory], None]:
         def on_trajectory(message: JointTrajectory) -> None:
-            now = self.get_clock().now().nanoseconds * 1e-9
-            follower = self._followers.get(arm.name)
+            if arm.name not in self._positions:
+                return
+            if arm.name not in self._followers:
+                here = self._positions[arm.name].copy()
+                if arm.gripper is not None:
+                    here[-1] = arm.gripper.unit_to_command(here[-1])
+                self._followers[arm.name] = TrajectoryFollower(COMMAND_NAMES, here)
             try:
-                if follower is None:
-                    follower = TrajectoryFollower(COMMAND_NAMES, message.points[0].positions)
-                follower.follow(
+                self._followers[arm.name].follow(
                     message.joint_names,
                     [_seconds(point.time_from_start) for point in message.points],
                     [point.positions for point in message.points],
                     start=_seconds(message.header.stamp) or None,
-                    now=now,
+                    now=self.get_clock().now().nanoseconds * 1e-9,
                 )
-                self._followers[arm.name] = follower
             except TrajectoryError as error:
                 self.get_logger().warning(f"The {arm.name} arm cannot follow a command: {error}")
 
@@ -127,6 +129,8 @@ class Recorder(Node):
         return on_image
 
     def _on_action_chunk(self, message: ActionChunk) -> None:
+        if not self._states:
+            return  # heard before the robot was
         observed = _seconds(message.header.stamp)
         rows = np.array(message.data, dtype=np.float32).reshape(message.horizon, message.action_dim)
         state = min(self._states, key=lambda sample: abs(sample[0] - observed))[1]

@@ -64,7 +64,7 @@ def draw_cameras(recording: Recording, path: Path) -> None:
     draw = ImageDraw.Draw(strip)
     for column, moment in enumerate(moments):
         left = LABEL_WIDTH + column * (width + MARGIN)
-        caption = f"{moment - recording.start:.1f} s"
+        caption = f"{max(0.0, moment - recording.start):.1f} s"
         draw.text((left + width / 2, CAPTION_HEIGHT / 2), caption, fill=INK, font=font, anchor="mm")
         for row, camera in enumerate(cameras):
             _, frame = min(recording.frames[camera], key=lambda kept: abs(kept[0] - moment))
