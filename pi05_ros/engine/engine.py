@@ -259,9 +259,7 @@ class Engine:
         tokens = torch.from_numpy(np.stack([request.tokens for request in requests])).to(self.device)
         present = torch.ones(images.shape[:2], dtype=torch.bool, device=self.device)
         real = torch.ones(tokens.shape, dtype=torch.bool, device=self.device)
-        # TF32 would cost three digits in the float32 patch embedding.
-        with torch.backends.cudnn.flags(allow_tf32=False):
-            prefix = self.model.encode_prefix(images, present, tokens, real)
+        prefix = self.model.encode_prefix(images, present, tokens, real)
         return [prefix] if len(requests) == 1 else prefix.split()
 
     def _denoise(self, prefixes: list[Prefix], requests: list[EngineRequest]) -> np.ndarray:

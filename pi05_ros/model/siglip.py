@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -65,7 +66,9 @@ class SiglipVision(nn.Module):
         Patches and positions are added in the dtype of their weights (float32 in the "openpi" precision), the blocks
         run in the dtype of theirs.
         """
-        patches = self.patch_embedding(images.to(self.patch_embedding.weight.dtype)).flatten(2).transpose(1, 2)
+        # On a GPU a convolution uses TF32 unless told otherwise, which costs three digits.
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            patches = self.patch_embedding(images.to(self.patch_embedding.weight.dtype)).flatten(2).transpose(1, 2)
         x = (patches + self.position_embedding.weight).to(self.post_layernorm.weight.dtype)
         for layer in self.layers:
             x = layer(x)

@@ -62,6 +62,8 @@ def as_vector(field: str, value: Any, dims: int, exact: bool) -> np.ndarray:
     if array.ndim != 1 or array.size == 0 or array.size > dims or (exact and array.size != dims):
         wanted = f"{dims} numbers" if exact else f"1 to {dims} numbers"
         raise ObservationError(field, f"expected {wanted}, got shape {list(array.shape)}")
+    if np.abs(array).max() > np.finfo(np.float32).max:
+        raise ObservationError(field, f"expected numbers that float32 can hold, got {np.abs(array).max():.3g}")
     return array if array.dtype == np.float32 else array.astype(np.float64)
 
 

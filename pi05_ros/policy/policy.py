@@ -14,7 +14,7 @@ import torch
 from pi05_ros.checkpoint import Checkpoint, NormStats, load_model, read_checkpoint, read_norm_stats
 from pi05_ros.engine import Engine, EngineRequest, EngineResult
 from pi05_ros.engine.images import DIALECTS
-from pi05_ros.errors import CheckpointError, ObservationError, Pi05Error
+from pi05_ros.errors import CheckpointError, InferenceError, ObservationError, Pi05Error
 from pi05_ros.model import PRECISIONS, RtcGuidance, census
 from pi05_ros.model.pi05 import TIME_GRIDS
 from pi05_ros.policy.binding import Binding, bind
@@ -336,9 +336,12 @@ class Policy:
             mask = binding.delta_mask
             actions = actions.copy()
             actions[:, mask] += state[: len(mask)][mask]
-        actions = binding.transform.actions_to_robot(actions)
+        with np.errstate(over="ignore"):  # said by the next lines
+            actions = np.ascontiguousarray(binding.transform.actions_to_robot(actions), dtype=np.float32)
+        if not np.isfinite(actions).all():
+            raise InferenceError("The actions are not finite in robot units: look at the statistics and the state.")
         return ActionChunk(
-            actions=np.ascontiguousarray(actions, dtype=np.float32),
+            actions=actions,
             model_actions=result.model_actions,
             timings=result.timings,
             prefix_cache_hit=result.prefix_cache_hit,

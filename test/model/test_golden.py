@@ -1,7 +1,11 @@
-"""The model against LeRobot's and openpi's own numbers, in float32 on the CPU."""
+"""The model against LeRobot's and openpi's own numbers, in float32.
+
+PI05_ROS_TEST_DEVICE=cuda runs the same cases on a GPU.
+"""
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import pytest
@@ -13,18 +17,19 @@ from pi05_ros.checkpoint import load_model
 from pi05_ros.model import Pi05Model, RtcGuidance
 from pi05_ros.model.rtc import prefix_weights
 
+DEVICE = os.environ.get("PI05_ROS_TEST_DEVICE", "cpu")
 CASES = [(folder, name) for folder in ("fp32", "fp32_224") for name in names(f"lerobot_{folder}/cases.json")]
 RTC_CASES = names("lerobot_rtc/cases.json")
 
 
 @cache
 def model_of(folder: str) -> Pi05Model:
-    return load_model(GOLDEN / folder, "cpu", "float32")
+    return load_model(GOLDEN / folder, DEVICE, "float32")
 
 
 @cache
 def tensors_of(file: str) -> dict[str, torch.Tensor]:
-    return load_file(GOLDEN / file)
+    return load_file(GOLDEN / file, DEVICE)
 
 
 def inputs_of(folder: str, name: str) -> tuple[torch.Tensor, ...]:
@@ -52,7 +57,7 @@ def test_prefix_and_velocity_equal_lerobot(folder: str, name: str) -> None:
     noise = expected[f"{name}.noise"]
     for time, field in ((1.0, "velocity_t1"), (0.5, "velocity_t05")):
         with torch.no_grad():
-            velocity = model.denoise_step(prefix, noise, torch.full((noise.shape[0],), time))
+            velocity = model.denoise_step(prefix, noise, torch.full((noise.shape[0],), time, device=DEVICE))
         assert (velocity - expected[f"{name}.{field}"]).abs().max() <= VELOCITY_LIMIT, field
 
 
@@ -85,7 +90,7 @@ def test_guided_chunks_equal_lerobot(name: str) -> None:
         rows = guidance.prev_chunk.shape[-2]
         horizon = described["execution_horizon"] or described["config_execution_horizon"]
         weights = prefix_weights(described["schedule"], described["inference_delay"], min(horizon, rows), 50)
-        assert (weights - tensors[f"{name}.weights"]).abs().max() <= 1e-6
+        assert (weights.to(DEVICE) - tensors[f"{name}.weights"]).abs().max() <= 1e-6
     actions = model_of("lerobot_fp32").sample_actions(
         *inputs_of("lerobot_fp32", inputs), noise, described["num_steps"], rtc=guidance
     )

@@ -163,6 +163,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"state": np.zeros(13)}, {}, r"state: expected 14 numbers, got shape \[13\]"),
     ({"state": np.zeros((14, 1))}, {}, r"state: expected 14 numbers, got shape \[14, 1\]"),
     ({"state": np.where(np.arange(14) == 5, np.nan, 0.0)}, {}, r"state: expected finite numbers, got nan at \[5\]"),
+    ({"state": np.full(14, 1e300)}, {}, "state: expected numbers that float32 can hold, got 1e\\+300"),
     ({"state": ["a"] * 14}, {}, "state: expected numbers, got dtype <U1"),
     ({"state": [[1], [1, 2]]}, {}, "state: expected"),
     ({"state": None}, {}, "state: expected numbers"),
@@ -287,6 +288,13 @@ def test_nan_never_comes_out(lerobot: Path) -> None:
             policy.infer(observation())
         policy.engine.model.action_out_proj.bias[3] = 0.0
         assert np.isfinite(policy.infer(observation()).actions).all()
+
+
+def test_statistics_that_blow_up_are_refused(openpi: Path) -> None:
+    with load(openpi, adapt_to_pi=False) as policy:
+        policy._normalizers["action"]._factor[2] = 1e39
+        with pytest.raises(InferenceError, match="not finite in robot units"):
+            policy.infer(observation())
 
 
 def test_rtc_holds_the_first_rows(policy: Policy) -> None:
