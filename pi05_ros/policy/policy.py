@@ -24,6 +24,7 @@ from pi05_ros.policy.observation import ActionChunk, Observation
 from pi05_ros.policy.profile import RobotProfile, load_profile
 from pi05_ros.policy.prompt import clean, prompt_text
 from pi05_ros.policy.tokenizer import PromptTokenizer
+from pi05_ros.policy.transforms import absolute_actions
 
 logger = logging.getLogger(__name__)
 
@@ -333,9 +334,7 @@ class Policy:
         binding = self.binding
         actions = self._normalizers["action"].unnormalize(result.model_actions[:, : binding.action_dim])
         if binding.delta_mask is not None:
-            mask = binding.delta_mask
-            actions = actions.copy()
-            actions[:, mask] += state[: len(mask)][mask]
+            actions = absolute_actions(actions, state, binding.delta_mask)
         with np.errstate(over="ignore"):  # said by the next lines
             actions = np.ascontiguousarray(binding.transform.actions_to_robot(actions), dtype=np.float32)
         if not np.isfinite(actions).all():

@@ -15,6 +15,11 @@ from pi05_ros.errors import ObservationError
 from pi05_ros.policy.observation import Observation
 
 
+def absolute_actions(actions: np.ndarray, state: np.ndarray, relative: np.ndarray) -> np.ndarray:
+    """Actions [horizon, dims], relative to the state [dims] where ``relative`` [dims] is True -> absolute ones."""
+    return actions + np.where(relative, state, np.zeros_like(state))
+
+
 class RobotTransform(Protocol):
     """Both directions keep float64 where they get it; arrays are not changed in place."""
 

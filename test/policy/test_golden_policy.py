@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ from golden_cases import ACTIONS_LIMIT, GOLDEN, ROBOT_LIMIT, case, close, names
 from safetensors.numpy import load_file
 
 from pi05_ros import Observation, Policy
+from pi05_ros.checkpoint import RelativeActions, read_checkpoint
 from pi05_ros.engine.images import image_to_model, resize_openpi
 from pi05_ros.errors import ObservationError
+from pi05_ros.policy.binding import bind
 from pi05_ros.policy.normalization import Normalizer
 from pi05_ros.policy.prompt import discretize, prompt_text
-from pi05_ros.policy.transforms import AlohaTransform
+from pi05_ros.policy.transforms import AlohaTransform, absolute_actions
 
 TRANSFORMS = GOLDEN / "transforms"
 RESIZES = json.loads((TRANSFORMS / "transforms.json").read_text())["resize"]
@@ -132,10 +135,25 @@ def test_aloha_transform() -> None:
     same(adapted.actions_to_robot(golden["model_actions_pi"][:, :14]), "actions_out_without_delta")
     same(adapted.actions_to_model(golden["train_actions"]), "train_actions_pi")
     mask = golden["delta_mask"]
-    absolute = golden["model_actions_pi"][:, :14].copy()
-    absolute[:, mask] += golden["state_pi"][mask]
+    absolute = absolute_actions(golden["model_actions_pi"][:, :14], golden["state_pi"], mask)
     assert np.abs(absolute - golden["absolute_actions_pi"][:, :14]).max() <= 1e-12
     same(plain.actions_to_robot(golden["model_actions_pi"][:, :14]), "actions_out_not_adapted")
+
+
+def test_lerobot_relative_actions() -> None:
+    golden = load_file(TRANSFORMS / "relative_lerobot.safetensors")
+    described = json.loads((TRANSFORMS / "transforms.json").read_text())
+    checkpoint = replace(
+        read_checkpoint(GOLDEN / "lerobot_fp32"),
+        relative_actions=RelativeActions(
+            True, tuple(described["relative_exclude_joints"]), tuple(described["relative_action_names"])
+        ),
+    )
+    mask = bind(checkpoint, None, raw=False, adapt_to_pi=None, delta_actions=None).delta_mask
+    assert mask is not None
+    assert np.flatnonzero(~mask).tolist() == [6, 13], "left_Gripper and right_gripper stay absolute"
+    assert np.abs(absolute_actions(golden["relative"], golden["state"], mask) - golden["back"]).max() <= 2e-6
+    assert np.abs(golden["back"] - golden["absolute"]).max() <= 2e-6
 
 
 def test_gripper_goldens() -> None:

@@ -1,0 +1,97 @@
+"""msgpack with numpy arrays, byte for byte as openpi's client writes it.
+
+An array is a map with the bytes keys ``__ndarray__``, ``data`` (C order), ``dtype`` and ``shape``; a numpy scalar one
+with ``__npgeneric__``. Reading also takes text keys (SGLang's clients) and the ``nd`` maps of the msgpack-numpy package.
+Nothing is ever unpickled: object, void and complex dtypes are refused in both directions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from pi05_ros.errors import ObservationError
+
+_REFUSED_KINDS = "VOc"
+
+
+def pack(value: Any) -> bytes:
+    """Values, arrays and numpy scalars as msgpack. Raises ObservationError: a dtype or type that cannot travel."""
+    try:
+        packed: bytes = msgpack.packb(value, default=_encode)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ObservationError("message", f"cannot be packed: {error}") from error
+    return packed
+
+
+def unpack(data: bytes) -> Any:
+    """The inverse of ``pack``; arrays are read-only views of ``data``. Raises ObservationError: malformed."""
+    try:
+        return msgpack.unpackb(data, object_hook=_decode, strict_map_key=False)
+    except ObservationError:
+        raise
+    # The library raises ValueError, its subclasses, and for hostile nesting or hashing others.
+    except (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException) as error:
+        raise ObservationError("message", f"not readable as msgpack: {error or type(error).__name__}") from error
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _REFUSED_KINDS:
+        raise ValueError(f"dtype {value.dtype} is not supported")
+    if isinstance(value, np.ndarray):
+        return {
+            b"__ndarray__": True,
+            b"data": value.tobytes(),
+            b"dtype": value.dtype.str,
+            b"shape": value.shape,
+        }
+    if isinstance(value, np.generic):
+        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
+    raise TypeError(f"type {type(value).__name__} is not supported")
+
+
+def _decode(value: dict[Any, Any]) -> Any:
+    if _get(value, "__ndarray__") is True:
+        return _array(_get(value, "data"), _get(value, "dtype"), _get(value, "shape"))
+    if _get(value, "__npgeneric__") is True:
+        return _dtype(_get(value, "dtype")).type(_get(value, "data"))
+    if _get(value, "nd") is True and _get(value, "type") is not None:
+        return _array(_get(value, "data"), _get(value, "type"), _get(value, "shape"))
+    if _get(value, "nd") is False and _get(value, "type") is not None:
+        return _array(_get(value, "data"), _get(value, "type"), ())[()]
+    return value
+
+
+def _get(value: Mapping[Any, Any], key: str) -> Any:
+    return value.get(key.encode(), value.get(key))
+
+
+def _dtype(name: Any) -> np.dtype[Any]:
+    if isinstance(name, bytes):
+        name = name.decode("ascii", "replace")
+    if not isinstance(name, str):
+        raise ObservationError("dtype", f"expected a numpy dtype string, got {name!r}")
+    try:
+        dtype = np.dtype(name)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise ObservationError("dtype", f"expected a numpy dtype string, got {name!r}") from error
+    if dtype.kind in _REFUSED_KINDS or dtype.itemsize == 0:
+        raise ObservationError("dtype", f"{name!r} is not supported")
+    return dtype
+
+
+def _array(data: Any, dtype_name: Any, shape: Any) -> np.ndarray:
+    dtype = _dtype(dtype_name)
+    if not isinstance(shape, (list, tuple)) or not all(type(side) is int and 0 <= side < 2**31 for side in shape):
+        raise ObservationError("shape", f"expected a list of sizes, got {shape!r:.100}")
+    if len(shape) > 16:
+        raise ObservationError("shape", f"expected at most 16 dimensions, got {len(shape)}")
+    if not isinstance(data, bytes):
+        raise ObservationError("data", f"expected bytes, got {type(data).__name__}")
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise ObservationError("data", f"{len(data)} bytes do not hold {list(shape)} of {dtype.str}")
+    return np.frombuffer(data, dtype=dtype).reshape(shape)
