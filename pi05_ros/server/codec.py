@@ -1,7 +1,7 @@
 """msgpack with numpy arrays, byte for byte as openpi's client writes it.
 
 An array is a map with the bytes keys ``__ndarray__``, ``data`` (C order), ``dtype`` and ``shape``; a numpy scalar one
-with ``__npgeneric__``. Reading also takes text keys (SGLang's clients) and the ``nd`` maps of the msgpack-numpy package.
+with ``__npgeneric__``. Reading also takes text keys (SGLang) and the ``nd`` maps of the msgpack-numpy package.
 Nothing is ever unpickled: object, void and complex dtypes are refused in both directions.
 """
 
