@@ -10,7 +10,6 @@ EXTRA=$VENV/ros2_extra                # pure-Python ROS packages for which there
 STAMPS=$VENV/.stamps
 LOG=$VENV/setup.log
 ISAACSIM=isaacsim-ros2==6.2.0.0
-STEPS=6
 STEP=0
 
 usage() {
@@ -23,10 +22,9 @@ sourced is used; otherwise ROS 2 Jazzy comes as wheels from PyPI. Afterwards: so
   --no-build                    only the environment
 
 Environment variables:
-  PYTHON                        interpreter to use (default: the one of the sourced ROS; else python3.11, 3.12)
+  PYTHON                        interpreter to use (default: python3 of the sourced ROS; else python3.11, python3.12)
   PI05_ROS_TORCH                pip requirement for torch (default: torch==2.13.0 on Python 3.11, else torch>=2.4).
-                                PyPI's build for Linux carries CUDA (several GB); a path or URL of a CPU wheel saves that
-  PI05_ROS_WHEELS=1             use the wheels although a ROS 2 is sourced
+                                PyPI's build for Linux carries CUDA (several GB); the path of a CPU wheel saves that
   PI05_ROS_ACCEPT_ISAACSIM=0    do not fetch the isaacsim-ros2 wheel (proprietary licence as a whole), from which
                                 ROS 2's own launch and command-line packages (Apache-2.0, BSD) are unpacked; then
                                 `ros2 ...`, launch files and the tests that launch nodes do not work
@@ -55,122 +53,157 @@ step() {
     rm -f "$STAMPS/$name"
     say "[$STEP/$STEPS] $title ..."
     "$function"
-    mkdir -p "$STAMPS"
     printf '%s\n' "$key" > "$STAMPS/$name"
     say "[$STEP/$STEPS] $title: done in $((SECONDS - started)) s"
 }
 
-# logged WHAT COMMAND...: output goes to the log; a sign of life every 15 s; on failure the end of the log and a reason.
+# A line every 15 s, so that a long download does not look like a hang.
+sign_of_life() {
+    local started=$SECONDS
+    while sleep 15 > /dev/null 2>&1; do
+        say "        $((SECONDS - started)) s: $(tail -n 1 "$LOG" | tr '\r' '\n' | tail -n 1 | cut -c1-100)"
+    done
+}
+
+# logged WHAT COMMAND...: output goes to the log; on failure the end of it is shown, with what failed.
 logged() {
-    local what=$1 started=$SECONDS pid status=0
+    local what=$1 before pid life status=0
     shift
+    [ -d "$VENV" ] || LOG=$(mktemp)
     printf '\n==== %s: %s\n' "$what" "$*" >> "$LOG"
-    local before
     before=$(wc -l < "$LOG")
+    set -m                            # a process group of its own, so that Ctrl-C ends it whole
     "$@" < /dev/null >> "$LOG" 2>&1 &
     pid=$!
-    trap 'kill "$pid" 2> /dev/null || true; exit 130' INT TERM
-    while kill -0 "$pid" 2> /dev/null; do
-        if [ $(((SECONDS - started) % 15)) -eq 14 ]; then
-            say "        $((SECONDS - started + 1)) s: $(tail -n 1 "$LOG" | tr '\r' '\n' | tail -n 1 | cut -c1-100)"
-        fi
-        sleep 1
-    done
+    set +m
+    sign_of_life &
+    life=$!
+    trap 'kill -- "-$pid" "$life" 2> /dev/null; exit 130' INT TERM
     wait "$pid" || status=$?
+    kill "$life"
+    wait "$life" 2> /dev/null || true
     trap - INT TERM
-    [ "$status" -eq 0 ] && return
+    [ "$status" -ne 0 ] || return 0
     tail -n +"$((before + 1))" "$LOG" | tail -n 15 | sed 's/^/        | /' >&2
-    fail "step $STEP of $STEPS failed: $what (exit code $status). The whole log is $LOG. Run the same command again" \
-        "to continue from this step."
+    fail "step $STEP of $STEPS failed: $what (exit code $status; the whole log is $LOG)." \
+        "Run the same command again to continue from this step."
 }
 
 pip_install() { logged "$1" "$VENV/bin/python" -m pip install --no-input --progress-bar off "${@:2}"; }
 
 # --- which Python, which ROS -----------------------------------------------------------------------------------------
 
-works() { "$1" -c "import sys; sys.exit(not ${2:-True})" > /dev/null 2>&1; }
+# The interpreter behind a name: not a version manager's shim, nor a virtual environment made from it.
+interpreter() { "$1" -c 'import sys; print(getattr(sys, "_base_executable", "") or sys.executable)' 2> /dev/null; }
 
-# A ROS 2 of the machine's own is sourced, and it is not what .venv/setup.bash gave to this shell.
-ros_is_sourced() {
-    [ "${PI05_ROS_WHEELS:-0}" != 1 ] && [ -n "${AMENT_PREFIX_PATH:-}" ] && [ -n "${ROS_DISTRO:-}" ] &&
-        [[ ":$AMENT_PREFIX_PATH:" != *":$VENV:"* ]] && "${PYTHON:-python3}" -c 'import rclpy' > /dev/null 2>&1
-}
+succeeds() { "$1" -c "$2" > /dev/null 2>&1; }
+
+# A ROS 2 of the machine's own, rather than the one that env.sh gave to this shell.
+ros_is_sourced() { [ -n "${AMENT_PREFIX_PATH:-}" ] && [[ ":$AMENT_PREFIX_PATH:" != *":$VENV:"* ]]; }
 
 choose() {
+    local candidate
     if ros_is_sourced; then
         SOURCE=system
-        BASE=$(command -v "${PYTHON:-python3}")
-        say "Using ROS 2 $ROS_DISTRO, which is sourced, with $("$BASE" --version)."
+        BASE=$(interpreter "${PYTHON:-python3}") && succeeds "$BASE" 'import rclpy' ||
+            fail "a ROS 2 is sourced (AMENT_PREFIX_PATH=$AMENT_PREFIX_PATH), but ${PYTHON:-python3} cannot import its" \
+                "rclpy. Name the Python of that ROS (PYTHON=/usr/bin/python3), or use a shell in which none is sourced."
+        say "Using ROS 2 ${ROS_DISTRO:-}, which is sourced, with $("$BASE" --version) ($BASE)."
         return
     fi
     SOURCE=wheels
-    BASE=
-    local candidate
     for candidate in ${PYTHON:-python3.11 python3.12 python3 /usr/bin/python3.11 /usr/bin/python3.12}; do
-        if works "$candidate" 'sys.version_info[:2] in ((3, 11), (3, 12))'; then
-            BASE=$(command -v "$candidate")
-            break
+        BASE=$(interpreter "$candidate") || continue
+        if succeeds "$BASE" 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))'; then
+            say "Using ROS 2 Jazzy wheels with $("$BASE" --version) ($BASE)."
+            return
         fi
     done
-    if [ -z "$BASE" ]; then
-        fail "no usable Python: ${PYTHON:-python3.11 and python3.12} not found or of another version. Without a sourced" \
-            "ROS 2, Python 3.11 or 3.12 is needed (Debian 12: apt install python3; Ubuntu 24.04 the same), or name one" \
-            "with PYTHON=/path/to/python3.11."
-    fi
-    say "Using ROS 2 Jazzy wheels with $("$BASE" --version) ($BASE)."
+    fail "Python 3.11 or 3.12 is needed, as no ROS 2 is sourced and its wheels exist for these; looked at" \
+        "${PYTHON:-python3.11, python3.12 and python3}. Debian 12: apt-get install python3. Ubuntu 24.04: the same." \
+        "Elsewhere: source a ROS 2, or name an interpreter with PYTHON=/path/to/python3.11."
 }
 
-# --- steps -----------------------------------------------------------------------------------------------------------
+# --- system packages -------------------------------------------------------------------------------------------------
 
 has_library() { PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -q "$1"; }
 
 missing_packages() {
-    local version
-    version=$("$BASE" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+    local python
+    python=$("$BASE" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
     command -v cmake > /dev/null || echo cmake
     command -v g++ > /dev/null || echo g++
     command -v make > /dev/null || echo make
-    "$BASE" -c 'import ensurepip, venv' 2> /dev/null || echo "$version-venv"
-    "$BASE" -c 'import os, sysconfig as s; open(os.path.join(s.get_path("include"), "Python.h"))' 2> /dev/null ||
-        echo "$version-dev"
-    has_library libEGL_mesa || has_library libOSMesa || echo libegl1 libegl-mesa0 libgl1-mesa-dri
-    has_library libGL.so.1 || has_library libOpenGL.so.0 || echo libgl1 libopengl0
+    succeeds "$BASE" 'import ensurepip, venv' || echo "$python-venv"
+    succeeds "$BASE" 'import os, sysconfig; os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))' ||
+        echo "$python-dev"
+    # MuJoCo renders without a display through either of them.
+    has_library libEGL_mesa || has_library libOSMesa || echo "libegl1 libegl-mesa0 libgl1-mesa-dri"
+    has_library 'libGL\.so\.1' || echo libgl1
+    [ "$SOURCE" = wheels ] || command -v colcon > /dev/null || echo python3-colcon-common-extensions
 }
 
 system_packages() {
     local missing
-    missing=$(missing_packages | tr '\n' ' ' | sed 's/ *$//')
+    missing=$(missing_packages | paste -sd ' ')
     STEP=$((STEP + 1))
     if [ -z "$missing" ]; then
-        say "[$STEP/$STEPS] System packages: all there"
+        say "[$STEP/$STEPS] System packages: up to date"
         return
     fi
     if [ "$(id -u)" -ne 0 ] || ! command -v apt-get > /dev/null; then
-        fail "system packages are missing: $missing. Install them and run the same command again:" $'\n\n' \
-            "   sudo apt-get update && sudo apt-get install -y --no-install-recommends $missing"
+        fail "system packages are missing: $missing. Install them and run the same command again:" $'\n\n   ' \
+            "sudo apt-get update && sudo apt-get install -y --no-install-recommends $missing"
     fi
     say "[$STEP/$STEPS] System packages: installing $missing ..."
     logged "apt-get update" apt-get update
     # shellcheck disable=SC2086
     logged "apt-get install $missing" env DEBIAN_FRONTEND=noninteractive \
         apt-get install -y --no-install-recommends $missing
-    missing=$(missing_packages | tr '\n' ' ')
-    [ -z "${missing// /}" ] || fail "these are still missing after apt-get install: $missing"
+    missing=$(missing_packages | paste -sd ' ')
+    [ -z "$missing" ] || fail "still missing after apt-get install: $missing."
 }
+
+# --- Python environment ----------------------------------------------------------------------------------------------
 
 make_venv() {
     if [ -e "$VENV" ] && [ ! -d "$STAMPS" ]; then
         fail "$VENV exists but was not made by this script; move it away and run the same command again."
     fi
-    rm -rf "$VENV"
+    rm -rf "$VENV" "$ROOT/build" "$ROOT/install"    # what was built against another Python or ROS is of no use
     mkdir -p "$STAMPS"
-    local options=()
-    [ "$SOURCE" = system ] && options=(--system-site-packages)
-    logged "creating .venv" "$BASE" -m venv "${options[@]}" "$VENV"
-    touch "$VENV/COLCON_IGNORE"
+    if [ "$SOURCE" = system ]; then
+        logged "creating .venv" "$BASE" -m venv --system-site-packages "$VENV"
+        write_setup_file "export VIRTUAL_ENV='$VENV'"
+    else
+        logged "creating .venv" "$BASE" -m venv "$VENV"
+    fi
 }
 
-# The wheels' CMake files name the machine they were built on; without this, no message can be compiled.
+# write_setup_file LINE...: what env.sh sources. Plain exports, so that bash and zsh both can.
+write_setup_file() {
+    {
+        printf '%s\n' "$@"
+        printf 'case ":$PATH:" in *":%s:"*) ;; *) export PATH="%s:$PATH" ;; esac\n' "$VENV/bin" "$VENV/bin"
+    } > "$VENV/setup.bash"
+}
+
+ros_wheels() {
+    pip_install "ROS 2 Jazzy wheels" -r "$SCRIPTS/requirements-ros.txt"
+    correct_cmake_paths
+    local libraries=$VENV/lib folder
+    for folder in "$SITE"/ros_*.libs; do
+        libraries=$libraries:$folder
+    done
+    # The wheels' own start-up hook runs python once more to set LD_LIBRARY_PATH; the first variable keeps it away.
+    write_setup_file \
+        "export _ROS_WHEELS_BOOTSTRAP_COMPLETE=1 LD_LIBRARY_PATH='$libraries'" \
+        "export VIRTUAL_ENV='$VENV' AMENT_PREFIX_PATH='$VENV' CMAKE_PREFIX_PATH='$VENV'" \
+        "export ROS_DISTRO=jazzy ROS_VERSION=2 ROS_PYTHON_VERSION=3 RMW_IMPLEMENTATION=rmw_fastrtps_cpp" \
+        "export ROS2CLI_NO_DAEMON=1"
+}
+
+# The wheels' CMake files name the machine they were built on; with that, no message can be compiled.
 correct_cmake_paths() {
     local include numpy
     include=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
@@ -180,57 +213,69 @@ correct_cmake_paths() {
         -e "s#/opt/python/cp[0-9]+-cp[0-9]+/include/python3\.[0-9]+#$include#g"
 }
 
-# What /opt/ros/DISTRO/setup.bash is for an installed ROS. Plain exports: any POSIX shell can source it.
-write_setup_file() {
-    local libraries=$VENV/lib folder
-    for folder in "$SITE"/ros_*.libs; do
-        [ -d "$folder" ] && libraries=$libraries:$folder
-    done
-    cat > "$VENV/setup.bash" <<TEXT
-export VIRTUAL_ENV='$VENV' PATH='$VENV/bin':"\$PATH" AMENT_PREFIX_PATH='$VENV' CMAKE_PREFIX_PATH='$VENV'
-export LD_LIBRARY_PATH='$libraries'
-export _ROS_WHEELS_BOOTSTRAP_COMPLETE=1 ROS_DISTRO=jazzy ROS_VERSION=2 ROS_PYTHON_VERSION=3
-export RMW_IMPLEMENTATION=rmw_fastrtps_cpp ROS2CLI_NO_DAEMON=1
-export ROS_AUTOMATIC_DISCOVERY_RANGE="\${ROS_AUTOMATIC_DISCOVERY_RANGE:-LOCALHOST}"
-TEXT
+python_packages() {
+    local constraints=()
+    [ "$SOURCE" = wheels ] || constraints=(-c "$SCRIPTS/constraints-system.txt")
+    say "        $TORCH and the rest; PI05_ROS_TORCH can name a smaller build of torch than PyPI's with CUDA"
+    pip_install "Python packages with $TORCH" "${constraints[@]}" -r "$SCRIPTS/requirements.txt" "$TORCH"
+    pip_install "scene files of gym-aloha" --no-deps -r "$SCRIPTS/requirements-nodeps.txt"
 }
 
-ros_wheels() {
-    pip_install "ROS 2 Jazzy wheels" -r "$SCRIPTS/requirements-ros.txt"
-    correct_cmake_paths
-    write_setup_file
-}
-
-announce_isaacsim() {
-    say "        ROS 2's launch, launch_ros, launch_testing and ros2cli have no wheels of their own. They are taken out of"
-    say "        $ISAACSIM (133 MB). That wheel as a whole is under a proprietary licence (NVIDIA); only the"
-    say "        packages of ROS 2 in it (Apache-2.0 and BSD) are unpacked, into .venv; the rest is deleted, and nothing"
-    say "        of it becomes part of this project. Set PI05_ROS_ACCEPT_ISAACSIM=0 to decline."
-}
+# --- launch and the ros2 command, on the wheels ----------------------------------------------------------------------
 
 launch_packages() {
-    rm -rf "$EXTRA"
-    mkdir -p "$EXTRA"
+    rm -rf "$EXTRA" "$SITE/ros2_extra.pth" "$VENV/bin/ros2" "$VENV/bin/launch_test"
     if [ "${PI05_ROS_ACCEPT_ISAACSIM:-1}" = 0 ]; then
-        say "        Declined (PI05_ROS_ACCEPT_ISAACSIM=0): \`ros2 ...\`, launch files and the tests that launch nodes will"
+        say "        Declined (PI05_ROS_ACCEPT_ISAACSIM=0): \`ros2 ...\`, launch files and the tests that launch nodes do"
         say "        not work. The policy node itself, the Python API and all other tests do."
-        rm -f "$SITE/ros2_extra.pth" "$VENV/bin/ros2" "$VENV/bin/launch_test"
         return
     fi
-    announce_isaacsim
+    say "        ROS 2's launch, launch_ros, launch_testing and ros2cli have no wheels of their own. They are taken from"
+    say "        $ISAACSIM (133 MB), which as a whole is under a proprietary licence of NVIDIA. Only the"
+    say "        packages of ROS 2 in it (Apache-2.0, BSD) are unpacked, into .venv. The rest is deleted, and nothing of"
+    say "        it becomes part of this project. PI05_ROS_ACCEPT_ISAACSIM=0 declines it."
+    mkdir "$EXTRA"
     local folder
     folder=$(mktemp -d)
-    # The wheel is tagged for Python 3.12, but what is taken from it is pure Python.
+    # Tagged for Python 3.12, but what is taken from it is pure Python.
     logged "download of $ISAACSIM" "$VENV/bin/python" -m pip download --no-input --progress-bar off --no-deps \
         --only-binary=:all: --implementation cp --python-version 312 --abi none \
         --platform "manylinux_2_35_$(uname -m)" -d "$folder" "$ISAACSIM"
-    logged "unpacking ROS 2 packages" "$VENV/bin/python" "$SCRIPTS/unpack_launch.py" "$folder"/isaacsim_ros2-*.whl "$EXTRA"
+    logged "unpacking ROS 2's packages" \
+        "$VENV/bin/python" "$SCRIPTS/unpack_launch.py" "$folder"/isaacsim_ros2-*.whl "$EXTRA"
     rm -rf "$folder"
-    # pip is not involved, so a .pth makes the folder importable, and its egg-info folders visible to entry points.
-    echo "$EXTRA" > "$SITE/ros2_extra.pth"
+    logged "compiling composition_interfaces" compile_composition_interfaces
+    install_launch_verb
     write_command ros2 ros2cli.cli
     write_command launch_test launch_testing.launch_test
-    logged "compiling composition_interfaces" compile_composition_interfaces
+    # No pip is involved: this line makes the folder importable, and the entry points in it visible.
+    echo "$EXTRA" > "$SITE/ros2_extra.pth"
+}
+
+compile_composition_interfaces() (
+    source "$VENV/setup.bash"
+    sources=$EXTRA/src/composition_interfaces
+    build=$(mktemp -d)
+    cat > "$sources/CMakeLists.txt" <<'TEXT'
+cmake_minimum_required(VERSION 3.16)
+project(composition_interfaces)
+find_package(ament_cmake REQUIRED)
+find_package(rosidl_default_generators REQUIRED)
+find_package(rcl_interfaces REQUIRED)
+rosidl_generate_interfaces(${PROJECT_NAME} srv/LoadNode.srv srv/UnloadNode.srv srv/ListNodes.srv
+  DEPENDENCIES rcl_interfaces)
+ament_package()
+TEXT
+    cmake -S "$sources" -B "$build" -DCMAKE_INSTALL_PREFIX="$VENV" -DPython3_EXECUTABLE="$VENV/bin/python" \
+        -DBUILD_TESTING=OFF && cmake --build "$build" -j2 && cmake --install "$build" && rm -rf "$build"
+)
+
+install_launch_verb() {
+    local info=$EXTRA/pi05_ros_launch_verb-1.0.egg-info
+    cp "$SCRIPTS/ros2_launch.py" "$EXTRA/pi05_ros_launch_verb.py"
+    mkdir -p "$info"
+    printf 'Metadata-Version: 2.1\nName: pi05-ros-launch-verb\nVersion: 1.0\n' > "$info/PKG-INFO"
+    printf '[ros2cli.command]\nlaunch = pi05_ros_launch_verb:LaunchCommand\n' > "$info/entry_points.txt"
 }
 
 write_command() {
@@ -238,59 +283,59 @@ write_command() {
     chmod +x "$VENV/bin/$1"
 }
 
-compile_composition_interfaces() (
-    set -e
-    source "$VENV/setup.bash"
-    sources=$EXTRA/src/composition_interfaces
-    cat > "$sources/CMakeLists.txt" <<'TEXT'
-cmake_minimum_required(VERSION 3.8)
-project(composition_interfaces)
-find_package(ament_cmake REQUIRED)
-find_package(rosidl_default_generators REQUIRED)
-find_package(rcl_interfaces REQUIRED)
-rosidl_generate_interfaces(${PROJECT_NAME} srv/LoadNode.srv srv/UnloadNode.srv srv/ListNodes.srv DEPENDENCIES rcl_interfaces)
-ament_package()
-TEXT
-    build=$(mktemp -d)
-    cmake -S "$sources" -B "$build" -DCMAKE_INSTALL_PREFIX="$VENV" -DPython3_EXECUTABLE="$VENV/bin/python" -DBUILD_TESTING=OFF
-    cmake --build "$build" -j2
-    cmake --install "$build"
-    rm -rf "$build"
-)
+# --- build -----------------------------------------------------------------------------------------------------------
 
-python_packages() {
-    local constraints=()
-    [ "$SOURCE" = system ] && constraints=(-c "$SCRIPTS/constraints-system.txt")
-    pip_install "Python packages and $TORCH" "${constraints[@]}" -r "$SCRIPTS/requirements.txt" "$TORCH"
-    pip_install "scene files of gym-aloha" --no-deps -r "$SCRIPTS/requirements-nodeps.txt"
+# Python, YAML and launch files are installed as links, so their contents may change without a build; a new file, or
+# what is compiled, needs one.
+build_key() {
+    cd "$ROOT"
+    {
+        find pi05_ros config launch -type f ! -name '*.pyc' | LC_ALL=C sort
+        cat CMakeLists.txt package.xml msg/* scripts/executable.in
+    } | digest
 }
+
+build_package() { logged "colcon build" colcon_build; }
+
+colcon_build() (
+    cd "$ROOT"
+    source "$VENV/setup.bash"
+    colcon build --symlink-install --packages-select pi05_ros --event-handlers console_direct+ \
+        --cmake-args "-DPython3_EXECUTABLE=$VENV/bin/python"
+)
 
 # --- main ------------------------------------------------------------------------------------------------------------
 
 main() {
-    local build=1
+    local build=1 version
     case "${1:-}" in
         --help | -h) usage; exit ;;
         --no-build) build=0 ;;
         '') ;;
         *) usage >&2; exit 2 ;;
     esac
+    exec 9< "${BASH_SOURCE[0]}"
+    flock -n 9 || { say "Waiting for another set-up of this checkout ..." && flock 9; }
+
     choose
+    STEPS=$((build + ($([ "$SOURCE" = wheels ] && echo 5 || echo 3))))
     system_packages
-    local base_key
-    base_key="$SOURCE $("$BASE" -c 'import sys; print(sys.version_info[:3], sys.base_prefix)') $VENV ${ROS_DISTRO:-}"
-    step venv "$base_key" make_venv "Python environment .venv"
+    step venv "$SOURCE ${ROS_DISTRO:-} $VENV $("$BASE" -c 'import sys; print(sys.version, sys.base_prefix)' | tr '\n' ' ')" \
+        make_venv "Python environment .venv"
     SITE=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
-    local version
     version=$("$VENV/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     TORCH=${PI05_ROS_TORCH:-$([ "$version" = 3.11 ] && echo torch==2.13.0 || echo 'torch>=2.4')}
     export _ROS_WHEELS_BOOTSTRAP_COMPLETE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
     if [ "$SOURCE" = wheels ]; then
         step ros "$(digest < "$SCRIPTS/requirements-ros.txt")" ros_wheels "ROS 2 Jazzy wheels"
-        step launch "$ISAACSIM ${PI05_ROS_ACCEPT_ISAACSIM:-1}" launch_packages "launch and ros2 command"
+        step launch "${PI05_ROS_ACCEPT_ISAACSIM:-1} $(cat "$SCRIPTS"/{unpack_launch,ros2_launch}.py | digest)" \
+            launch_packages "launch and the ros2 command"
     fi
-    step python "$(cat "$SCRIPTS"/requirements.txt "$SCRIPTS"/requirements-nodeps.txt - <<< "$TORCH" | digest)" \
+    step python "$TORCH $(cat "$SCRIPTS"/{requirements,requirements-nodeps,constraints-system}.txt | digest)" \
         python_packages "Python packages"
+    [ "$build" = 1 ] || return 0
+    [ -f "$ROOT/install/setup.bash" ] || rm -f "$STAMPS/build"
+    step build "$(build_key)" build_package "Build of the package"
 }
 
 main "$@"

@@ -37,9 +37,8 @@ def _make(arguments: argparse.Namespace) -> None:
             overwrite=arguments.force,
             progress=progress,
         )
-    print(
-        f"{folder}: random weights ({arguments.preset}, {arguments.layout} layout, seed {arguments.seed}); not for a robot."
-    )
+    what = f"{arguments.preset}, {arguments.layout} layout, seed {arguments.seed}"
+    print(f"{folder}: random weights ({what}); not for a robot.")
 
 
 if __name__ == "__main__":
