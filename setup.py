@@ -32,11 +32,12 @@ setup(
         "Pillow>=9.0",
         "PyYAML>=5.4",
         "opencv-python-headless>=4.5",
+        "msgpack>=1.0",
     ],
     extras_require={
         # Of gym-aloha only the MuJoCo scene is used; `pip install --no-deps gym-aloha` saves what else it asks for.
         "sim": ["mujoco>=3.0,<3.9", "gym-aloha>=0.1.1", "matplotlib>=3.5"],
-        "test": ["pytest>=7,<9", "hypothesis>=6", "ruff", "mypy", "types-PyYAML", "msgpack", "rosbags"],
+        "test": ["pytest>=7,<9", "hypothesis>=6", "ruff", "mypy", "types-PyYAML", "rosbags"],
     },
     entry_points={"console_scripts": [f"{name} = pi05_ros.tools.{name}:main" for name in EXECUTABLES]},
 )
