@@ -134,13 +134,20 @@ class Engine:
         with self._changed:
             self._clear_cache = True
 
-    def close(self) -> None:
-        """Finish what runs, refuse what waits, and end the thread. Idempotent."""
+    def close(self, timeout: float | None = None) -> bool:
+        """Finish what runs, refuse what waits, and end the thread. Idempotent.
+
+        timeout: seconds to wait for what runs, None: as long as it takes. Returns False if it still runs.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            logger.warning("The engine is closed, but a running inference has not ended yet.")
+            return False
         self._cache.clear()
+        return True
 
     # ---- everything below runs on the engine's thread ----
 

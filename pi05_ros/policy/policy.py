@@ -178,9 +178,12 @@ class Policy:
         """Forget cached prefixes."""
         self.engine.clear_cache()
 
-    def close(self) -> None:
-        """End the engine; requests that wait are refused. Idempotent."""
-        self.engine.close()
+    def close(self, timeout: float | None = None) -> bool:
+        """End the engine; requests that wait are refused. Idempotent.
+
+        timeout: seconds to wait for a running inference, None: as long as it takes. Returns False if it still runs.
+        """
+        return self.engine.close(timeout)
 
     def __enter__(self) -> Policy:
         return self

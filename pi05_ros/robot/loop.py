@@ -1,0 +1,288 @@
+"""The policy in the loop: observation -> chunk -> setpoints, with a reason whenever it does not act.
+
+Two threads meet here: the inference thread, which this class owns, and the control thread, which calls ``tick``. One
+lock keeps the player; inference runs outside of it, so a tick never waits for the network. No clock of its own: time
+comes from ``now_ns``, whatever clock stamps the robot's messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pi05_ros.errors import Pi05Error
+from pi05_ros.policy import ActionChunk, Observation, Policy, RobotProfile
+from pi05_ros.robot.assembly import AssembledObservation, ObservationAssembler
+from pi05_ros.robot.execution import ChunkPlayer, Setpoints
+from pi05_ros.robot.refusal import Refusal
+from pi05_ros.robot.safety import chunk_problem, hold_target, velocity_mask
+
+logger = logging.getLogger(__name__)
+
+SECOND = 1_000_000_000
+PRIORITY = 100
+"""Of the robot's own requests: they go before those of any other client of the same policy."""
+IDLE_WAIT = 0.05
+"""Seconds between two looks at the inputs while nothing arrives."""
+RETRY_AFTER = 1.0
+"""Seconds before inference is tried again after it failed."""
+LATENCIES = 100
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """replan_steps: rows played of a chunk before the next is asked for. max_ahead: seconds of rows in one command.
+
+    num_steps: denoise steps, None: the checkpoint's. seed: of the noise of every chunk, None: fresh noise.
+    """
+
+    replan_steps: int = 25
+    max_ahead: float = 0.2
+    num_steps: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class LoopChunk:
+    """A chunk, and what it was made from."""
+
+    chunk: ActionChunk
+    sequence: int
+    prompt: str
+    stamp_ns: int
+    age_ms: float
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """What the loop is doing: "waiting", "disabled", "running" or "error", why not more, and counters.
+
+    key: equal as long as state and kind of reason are (ages within the reason move on).
+    """
+
+    state: str
+    reason: str = ""
+    key: object = None
+    chunks: int = 0
+    refused_observations: int = 0
+    refused_chunks: int = 0
+    corrupt_images: int = 0
+    underruns: int = 0
+    rows_left: int = 0
+    latencies_ms: tuple[float, ...] = ()
+
+
+class PolicyLoop:
+    """Runs a policy on a robot's streams until it is stopped."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        profile: RobotProfile,
+        assembler: ObservationAssembler,
+        now_ns: Callable[[], int],
+        on_chunk: Callable[[LoopChunk], None],
+        settings: LoopSettings,
+        prompt: str = "",
+    ) -> None:
+        """on_chunk is called on the inference thread with every chunk that was accepted."""
+        self.period_ns = round(SECOND / profile.control_hz)
+        self._policy, self._profile, self._assembler = policy, profile, assembler
+        self._now_ns, self._on_chunk, self._settings = now_ns, on_chunk, settings
+        self._rows_ahead = max(int(settings.max_ahead * profile.control_hz), 1)
+        self._lock = threading.Lock()
+        velocities = velocity_mask(profile) if profile.action_names is None else np.zeros(profile.action_dim, bool)
+        self._player = ChunkPlayer(self.period_ns, velocities)
+        self._prompt, self._enabled = prompt, True
+        self._epoch = 0  # counts what makes a running inference worthless
+        self._state = LoopState("waiting", "The first observation has not come yet.")
+        self._latencies: deque[float] = deque(maxlen=LATENCIES)
+        self._last_refusal: object = None
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # ---- from outside ----
+
+    def start(self) -> None:
+        """Begin to infer and play."""
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, name="pi05-inference", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float = 3.0) -> None:
+        """End the inference thread and abandon a running inference. Then ``final_hold`` says how to stand still."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+            self._thread = None
+
+    def notify(self) -> None:
+        """New data has come. Cheap; for callbacks."""
+        self._wake.set()
+
+    @property
+    def prompt(self) -> str:
+        return self._prompt
+
+    def set_prompt(self, prompt: str) -> None:
+        """From the next chunk on."""
+        with self._lock:
+            if prompt != self._prompt:
+                self._prompt = prompt
+                self._epoch += 1
+        self._wake.set()
+
+    def set_enabled(self, enabled: bool) -> None:
+        """False: hold at once, also while an inference runs, whose chunk is then thrown away."""
+        with self._lock:
+            if self._enabled and not enabled:
+                self._hold()
+                self._set_state("disabled", "Disabled by ~/enable.")
+            elif enabled and not self._enabled:
+                self._set_state("waiting", "Enabled again; the first chunk has not come yet.")
+            self._enabled = enabled
+        self._wake.set()
+
+    def reset(self) -> None:
+        """Forget chunk, samples and cached prefixes; hold until new ones have come."""
+        with self._lock:
+            self._hold()
+        self._assembler.reset()
+        self._policy.reset()
+
+    def state(self) -> LoopState:
+        with self._lock:
+            return replace(
+                self._state,
+                underruns=self._player.underruns,
+                rows_left=self._player.rows_left(self._now_ns()),
+                latencies_ms=tuple(self._latencies),
+            )
+
+    # ---- the control thread ----
+
+    def tick(self) -> Setpoints | None:
+        """What to command now; None: nothing. Never waits for inference."""
+        now_ns = self._now_ns()
+        refusal = self._assembler.check(now_ns)
+        with self._lock:
+            if self._player.playing and refusal is not None:
+                self._hold()
+                self._refused(refusal)
+            return self._player.next(now_ns, self._rows_ahead)
+
+    def final_hold(self) -> Setpoints | None:
+        """After ``stop``: the last command, which replaces whatever is still under way. None: nothing was commanded."""
+        with self._lock:
+            if self._player.playing:
+                self._hold()
+            return self._player.next(self._now_ns(), 1)
+
+    # ---- under the lock ----
+
+    def _hold(self) -> None:
+        """Latch a hold, once: where the robot was measured now."""
+        self._epoch += 1
+        if not self._player.playing:
+            return
+        measured = self._assembler.measured_state(self._now_ns())
+        self._player.hold(hold_target(self._profile, measured, self._player.last_command))
+
+    def _set_state(self, state: str, reason: str = "", key: object = None, **counts: Any) -> None:
+        self._state = replace(self._state, state=state, reason=reason, key=(state, key or reason), **counts)
+
+    def _refused(self, refusal: Refusal) -> None:
+        if refusal.key != self._last_refusal:  # counted once, not for every look at the same bad message
+            self._last_refusal = refusal.key
+            counted = self._state
+            self._set_state(
+                "waiting",
+                refusal.reason,
+                refusal.key,
+                refused_observations=counted.refused_observations + (not refusal.is_waiting),
+                corrupt_images=counted.corrupt_images + refusal.has("corrupt"),
+            )
+        else:
+            self._set_state("waiting", refusal.reason, refusal.key)
+
+    # ---- the inference thread ----
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait(IDLE_WAIT)
+            self._wake.clear()
+            try:
+                self._infer_if_due()
+            except Exception as error:
+                if not isinstance(error, Pi05Error):  # not foreseen: whoever mends it wants to know where
+                    logger.exception("Inference failed.")
+                with self._lock:
+                    self._hold()
+                    self._set_state("error", f"Inference failed: {error}")
+                self._stop.wait(RETRY_AFTER)
+
+    def _infer_if_due(self) -> None:
+        """One inference, if the loop is enabled, the inputs are good and the present chunk is played far enough."""
+        now_ns = self._now_ns()
+        with self._lock:
+            prompt, epoch = self._prompt, self._epoch
+            if not self._enabled:
+                return
+            if not prompt:
+                self._hold()
+                self._set_state("waiting", "There is no prompt: set the parameter or publish one on ~/prompt.")
+                return
+            if self._player.playing and self._player.rows_played(now_ns) < self._settings.replan_steps:
+                return
+        observed = self._assembler.assemble(now_ns)
+        if isinstance(observed, Refusal):
+            with self._lock:
+                if self._enabled:
+                    self._hold()
+                    self._refused(observed)
+            return
+        future = self._policy.submit(
+            Observation(observed.images, observed.state, prompt, stamp=observed.stamp_ns / SECOND),
+            num_steps=self._settings.num_steps,
+            seed=self._settings.seed,
+            priority=PRIORITY,
+        )
+        chunk = self._await(future)
+        if chunk is not None:
+            self._accept(chunk, observed, prompt, epoch, (now_ns - observed.stamp_ns) / 1e6)
+
+    def _await(self, future: Future[ActionChunk]) -> ActionChunk | None:
+        """The chunk; None if the loop was stopped meanwhile."""
+        while not wait([future], timeout=0.05).done:
+            if self._stop.is_set():
+                future.cancel()
+                return None
+        return future.result()
+
+    def _accept(
+        self, chunk: ActionChunk, observed: AssembledObservation, prompt: str, epoch: int, age_ms: float
+    ) -> None:
+        """Play and publish a chunk, unless it is no good or what it was asked for is over."""
+        problem = chunk_problem(chunk.actions, self._profile.action_dim)
+        with self._lock:
+            if problem is not None:
+                self._hold()
+                self._set_state("error", problem, refused_chunks=self._state.refused_chunks + 1)
+                return
+            if epoch != self._epoch or self._stop.is_set():
+                self._wake.set()
+                return
+            self._player.play(chunk.actions, observed.stamp_ns)
+            self._last_refusal = None
+            self._latencies.append(chunk.timings["total_ms"])
+            self._set_state("running", chunks=self._state.chunks + 1)
+            sequence = self._state.chunks
+        self._on_chunk(LoopChunk(chunk, sequence, prompt, observed.stamp_ns, age_ms))

@@ -1,0 +1,167 @@
+"""Setpoints to a robot: one output per arm, of the kind that its profile names."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from rclpy.node import Node
+from rclpy.publisher import Publisher
+from rclpy.qos import QoSProfile
+from std_msgs.msg import Float64MultiArray
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+
+from pi05_ros.errors import ProfileError
+from pi05_ros.policy import RobotProfile
+from pi05_ros.policy.profile import Arm, Command
+from pi05_ros.robot.execution import Setpoints
+from pi05_ros.robot.loop import SECOND
+from pi05_ros.ros.conversions import to_duration, to_time
+
+COMMAND_QOS = QoSProfile(depth=1)
+"""Reliable: a command that is lost is a motion that does not happen, or a stop."""
+
+
+class Output(ABC):
+    """Sends the commands of one arm."""
+
+    def __init__(self, node: Node, arm: Arm, command: Command, period_ns: int) -> None:
+        self._node, self._arm, self._command, self._period_ns = node, arm, command, period_ns
+        self._publishers: list[Publisher] = []
+
+    @abstractmethod
+    def send(self, rows: np.ndarray, setpoints: Setpoints) -> None:
+        """rows: float64 [n, dims of the arm] in robot units (gripper 0..1), as ``setpoints`` dates them."""
+
+    def destroy(self) -> None:
+        """Give the publishers back."""
+        for publisher in self._publishers:
+            self._node.destroy_publisher(publisher)
+
+    def _publisher(self, kind: Any, topic: str) -> Publisher:
+        self._publishers.append(self._node.create_publisher(kind, topic, COMMAND_QOS))
+        return self._publishers[-1]
+
+    def _in_command_units(self, rows: np.ndarray) -> np.ndarray:
+        """Joints as they are, the gripper from 0..1 to what its driver takes."""
+        if self._arm.gripper is None:
+            return rows
+        rows = rows.copy()
+        rows[:, -1] = self._arm.gripper.unit_to_command(rows[:, -1])
+        return rows
+
+
+class RobotOutput:
+    """All arms of a robot.
+
+    Raises ProfileError: the profile says no command for an arm, or messages are needed that are not installed.
+    """
+
+    def __init__(self, node: Node, profile: RobotProfile, period_ns: int) -> None:
+        silent = [arm.name or str(index) for index, arm in enumerate(profile.arms) if arm.command is None]
+        if silent or profile.action_names is not None:
+            raise ProfileError(
+                f"Robot profile {profile.name!r} says no command that its actions could go to "
+                f"({'arm ' + ', '.join(silent) if silent else 'they are not joint values'}). "
+                "Set command_output to none to publish chunks only."
+            )
+        self._outputs: list[tuple[slice, Output]] = []
+        begin = 0
+        for arm in profile.arms:
+            end = begin + len(arm.dimension_names)
+            if arm.command is not None:
+                self._outputs.append((slice(begin, end), _OUTPUTS[arm.command.type](node, arm, arm.command, period_ns)))
+            begin = end
+
+    def send(self, setpoints: Setpoints) -> None:
+        for columns, output in self._outputs:
+            output.send(setpoints.rows[:, columns], setpoints)
+
+    def destroy(self) -> None:
+        for _, output in self._outputs:
+            output.destroy()
+
+
+class TrajectoryOutput(Output):
+    """A ros2_control joint_trajectory_controller: the next rows as one short trajectory, which replaces the last one.
+
+    Sent every half of what is sent ahead, so that the next one comes before the arm has run through it.
+    """
+
+    def __init__(self, node: Node, arm: Arm, command: Command, period_ns: int) -> None:
+        if arm.action != "position":
+            raise ProfileError(f"Arm {arm.name!r}: a joint_trajectory takes positions, its actions are velocities.")
+        super().__init__(node, arm, command, period_ns)
+        gripper = [arm.gripper.command_joint or arm.gripper.joint] if arm.gripper else []
+        self._names = [*arm.joints, *gripper]
+        self._trajectories = self._publisher(JointTrajectory, command.topic)
+        self._next_ns = 0
+
+    def send(self, rows: np.ndarray, setpoints: Setpoints) -> None:
+        if not setpoints.fresh and 0 <= self._next_ns - setpoints.start_ns < SECOND:
+            return
+        self._next_ns = setpoints.start_ns + max(len(rows) // 2, 1) * self._period_ns
+        self._trajectories.publish(self.message(rows, setpoints.start_ns))
+
+    def message(self, rows: np.ndarray, start_ns: int) -> JointTrajectory:
+        """Positions with finite-difference velocities, the last of which is zero, as the controller demands."""
+        positions = self._in_command_units(rows)
+        velocities = np.zeros_like(positions)
+        velocities[:-1] = np.diff(positions, axis=0) * (SECOND / self._period_ns)
+        message = JointTrajectory(joint_names=self._names)
+        message.header.stamp = to_time(start_ns)
+        message.points = [
+            JointTrajectoryPoint(
+                positions=position.tolist(),
+                velocities=velocity.tolist(),
+                time_from_start=to_duration((index + 1) * self._period_ns),
+            )
+            for index, (position, velocity) in enumerate(zip(positions, velocities, strict=True))
+        ]
+        return message
+
+
+class ArrayOutput(Output):
+    """A ros2_control forward_command_controller: the row that is due, at every control tick."""
+
+    def __init__(self, node: Node, arm: Arm, command: Command, period_ns: int) -> None:
+        super().__init__(node, arm, command, period_ns)
+        self._arrays = self._publisher(Float64MultiArray, command.topic)
+
+    def send(self, rows: np.ndarray, setpoints: Setpoints) -> None:
+        self._arrays.publish(Float64MultiArray(data=self._in_command_units(rows[:1])[0].tolist()))
+
+
+class InterbotixOutput(Output):
+    """An Interbotix driver: arm joints as a group command, the gripper as a single one, at every control tick."""
+
+    def __init__(self, node: Node, arm: Arm, command: Command, period_ns: int) -> None:
+        try:
+            messages = importlib.import_module("interbotix_xs_msgs.msg")
+        except ImportError as error:
+            raise ProfileError(
+                f"Arm {arm.name!r} is commanded through interbotix_xs_msgs, which is not installed here. Source the "
+                "Interbotix workspace, or set command_output to none to publish chunks only."
+            ) from error
+        super().__init__(node, arm, command, period_ns)
+        self._messages = messages
+        self._group = self._publisher(messages.JointGroupCommand, command.topic)
+        self._single: Publisher | None = None
+        if arm.gripper is not None and command.gripper_topic is not None:
+            self._gripper = arm.gripper.command_joint or arm.gripper.joint
+            self._single = self._publisher(messages.JointSingleCommand, command.gripper_topic)
+
+    def send(self, rows: np.ndarray, setpoints: Setpoints) -> None:
+        values = self._in_command_units(rows[:1])[0].tolist()
+        self._group.publish(self._messages.JointGroupCommand(name="arm", cmd=values[: len(self._arm.joints)]))
+        if self._single is not None:
+            self._single.publish(self._messages.JointSingleCommand(name=self._gripper, cmd=values[-1]))
+
+
+_OUTPUTS = {
+    "joint_trajectory": TrajectoryOutput,
+    "float64_multi_array": ArrayOutput,
+    "interbotix": InterbotixOutput,
+}

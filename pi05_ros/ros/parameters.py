@@ -1,0 +1,138 @@
+"""Parameters of the policy node: one table, from which they are declared, checked, read and documented."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+
+from pi05_ros.errors import Pi05Error
+from pi05_ros.robot.loop import LoopSettings
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A parameter: default, what it means, and what it may be.
+
+    choices: legal values. low, high: bounds of a number. running: may be changed after configure.
+    """
+
+    name: str
+    default: Any
+    description: str
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    running: bool = False
+
+
+PARAMETERS = (
+    Spec("checkpoint", "", "Folder (or .safetensors file) of a checkpoint in LeRobot or openpi layout."),
+    Spec("robot", "aloha_ros2", "Robot profile: a name in config/robots or the path of a YAML file."),
+    Spec("prompt", "", "The instruction. ~/prompt replaces it; while there is none, the node waits.", running=True),
+    Spec("device", "auto", "auto (CUDA if there is a GPU), cuda, cuda:<index> or cpu."),
+    Spec("precision", "openpi", "Of weights and activations.", choices=("openpi", "float32", "bfloat16")),
+    Spec("compile_mode", "plain", "How the network is run.", choices=("plain", "eager", "graphs")),
+    Spec("num_steps", 0, "Denoise steps of a chunk; 0: as the checkpoint says (10).", low=0, high=1000),
+    Spec("seed", -1, "Seed of every chunk's noise, to repeat a run; -1: fresh noise each time.", low=-1, high=2**62),
+    Spec("prefix_cache", 8, "Prefixes that are kept; 0: none.", low=0, high=1024),
+    Spec(
+        "adapt_to_pi",
+        "",
+        "Flip joints and convert grippers to pi's convention (ALOHA): true or false; empty: as the profile says. "
+        "An openpi checkpoint on an ALOHA needs it said.",
+        choices=("", "true", "false"),
+    ),
+    Spec("tokenizer", "", "Tokenizer file; empty: the one in the checkpoint folder."),
+    Spec("norm_stats", "", "File of normalisation statistics; empty: the checkpoint's."),
+    Spec("normalization", "", "none: leave states and actions as they are.", choices=("", "none")),
+    Spec("resize", "", "Image resizing; empty: as the checkpoint's layout is.", choices=("", "lerobot", "openpi")),
+    Spec(
+        "time_grid",
+        "",
+        "Flow times; empty: as the checkpoint's layout is.",
+        choices=("", "lerobot", "openpi", "sglang"),
+    ),
+    Spec("replan_steps", 25, "Rows of a chunk that are played before the next one is asked for.", low=1, high=1000),
+    Spec("max_ahead", 0.2, "Seconds of a chunk that are sent ahead in one trajectory.", low=0.01, high=2.0),
+    Spec(
+        "command_output",
+        "profile",
+        "profile: command the robot as its profile says; none: publish chunks and command nothing.",
+        choices=("profile", "none"),
+    ),
+)
+_BY_NAME = {spec.name: spec for spec in PARAMETERS}
+
+
+def declare_parameters(node: Node) -> None:
+    """Declare all of them, with descriptions and ranges. Raises Pi05Error: a value of the wrong type or out of range."""
+    for spec in PARAMETERS:
+        descriptor = ParameterDescriptor(description=spec.description)
+        if spec.choices:
+            descriptor.additional_constraints = "one of: " + ", ".join(choice or "(empty)" for choice in spec.choices)
+        # A YAML file or a launch argument may write true where a text is meant; that is taken as the text.
+        descriptor.dynamic_typing = isinstance(spec.default, str)
+        if spec.low is not None and spec.high is not None:
+            if isinstance(spec.default, int):
+                descriptor.integer_range = [IntegerRange(from_value=int(spec.low), to_value=int(spec.high), step=1)]
+            else:
+                descriptor.floating_point_range = [
+                    FloatingPointRange(from_value=spec.low, to_value=spec.high, step=0.0)
+                ]
+        try:
+            node.declare_parameter(spec.name, spec.default, descriptor)
+        except Exception as error:  # rclpy's own types differ between distributions
+            raise Pi05Error(f"Parameter {spec.name} (default {spec.default!r}): {error}") from error
+    problem = check_parameters(node.get_parameters(list(_BY_NAME)), configured=False).reason
+    if problem:
+        raise Pi05Error(problem)
+
+
+def check_parameters(parameters: Sequence[Parameter], configured: bool) -> SetParametersResult:
+    """The answer to a change of parameters: a reason for each that is refused."""
+    for parameter in parameters:
+        spec = _BY_NAME.get(parameter.name)
+        if spec is None:
+            continue
+        if configured and not spec.running:
+            reason = f"{spec.name} is read when the node is configured; clean it up first, then set it and configure."
+            return SetParametersResult(successful=False, reason=reason)
+        if isinstance(spec.default, str) and _text(parameter.value) not in (spec.choices or (_text(parameter.value),)):
+            allowed = ", ".join(choice or "(empty)" for choice in spec.choices)
+            reason = f"{spec.name}: expected one of {allowed}, got {parameter.value!r}."
+            return SetParametersResult(successful=False, reason=reason)
+    return SetParametersResult(successful=True)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class PolicyParameters:
+    """The present values, as what they are for."""
+
+    def __init__(self, node: Node) -> None:
+        values = {spec.name: node.get_parameter(spec.name).value for spec in PARAMETERS}
+        text = {spec.name: _text(values[spec.name]) for spec in PARAMETERS if isinstance(spec.default, str)}
+        self.checkpoint, self.robot, self.prompt = text["checkpoint"], text["robot"], text["prompt"]
+        self.device, self.precision = text["device"], text["precision"]
+        self.commands = text["command_output"] == "profile"
+        self.policy_options: dict[str, Any] = {
+            "compile_mode": text["compile_mode"],
+            "prefix_cache": values["prefix_cache"],
+            "adapt_to_pi": {"": None, "true": True, "false": False}[text["adapt_to_pi"]],
+            **{
+                name: text[name] or None for name in ("tokenizer", "norm_stats", "normalization", "resize", "time_grid")
+            },
+        }
+        self.loop = LoopSettings(
+            replan_steps=values["replan_steps"],
+            max_ahead=values["max_ahead"],
+            num_steps=values["num_steps"] or None,
+            seed=None if values["seed"] < 0 else values["seed"],
+        )

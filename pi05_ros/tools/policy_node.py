@@ -1,0 +1,104 @@
+"""``policy_node``: the Pi0.5 policy as a ROS 2 lifecycle node."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from pi05_ros.errors import Pi05Error
+
+DESCRIPTION = """\
+The Pi0.5 policy as a ROS 2 lifecycle node: cameras and joint states in, action chunks and commands out.
+It starts unconfigured; policy.launch.py configures and activates it (autostart), or call ~/change_state."""
+
+EPILOG = """\
+parameters (--ros-args -p NAME:=VALUE, or --params-file FILE):
+{parameters}
+
+topics out: ~/action_chunk, ~/status, and the commands that the robot profile names
+topics in:  ~/prompt, and the cameras and joint states that the robot profile names
+services:   ~/enable (std_srvs/SetBool; false holds the robot), ~/reset (std_srvs/Trigger)
+
+example: policy_node --ros-args -p checkpoint:=/path/to/checkpoint -p robot:=aloha_ros2 -p prompt:="uncap the pen\""""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the node until SIGINT or SIGTERM. Returns the exit code: 0, or 1 after a user error."""
+    try:
+        import rclpy
+        from rclpy.utilities import remove_ros_args
+    except ModuleNotFoundError as error:
+        print(f"policy_node needs ROS 2: source its setup.bash first ({error}).", file=sys.stderr)
+        return 1
+    arguments = list(sys.argv if arguments is None else ["policy_node", *arguments])
+    parser = argparse.ArgumentParser(
+        prog="policy_node",
+        description=DESCRIPTION,
+        epilog=_epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    options = parser.parse_args(remove_ros_args(arguments)[1:])
+
+    from rclpy.signals import SignalHandlerOptions
+
+    # Without rclpy's signal handlers: they would take the context away before the robot is held.
+    rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        _run()
+    except Pi05Error as error:
+        if options.debug:
+            raise
+        print(f"policy_node: {error}", file=sys.stderr)
+        return 1
+    finally:
+        rclpy.shutdown()
+    if any(thread.name == "pi05-engine" for thread in threading.enumerate()):
+        # An inference still runs and cannot be interrupted. The robot is held, all is said: do not wait for it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    return 0
+
+
+def _run() -> None:
+    from rclpy.executors import SingleThreadedExecutor
+
+    from pi05_ros.ros.logging import log_through
+    from pi05_ros.ros.node import PolicyNode
+
+    stopped = False
+
+    def stop(number: int, _frame: object) -> None:
+        nonlocal stopped
+        stopped = True
+        signal.signal(number, signal.SIG_DFL)  # a second one does not ask
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    node = PolicyNode(interrupted=lambda: stopped)
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    try:
+        with log_through(node.get_logger()):
+            while not stopped:
+                executor.spin_once(timeout_sec=0.1)
+            node.close()
+    finally:
+        executor.shutdown()
+        node.destroy_node()
+
+
+def _epilog() -> str:
+    from pi05_ros.ros.parameters import PARAMETERS
+
+    lines = [f"  {spec.name} ({spec.default!r}): {spec.description}" for spec in PARAMETERS]
+    return EPILOG.format(parameters="\n".join(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
