@@ -174,7 +174,7 @@ class PolicyLoop:
         now_ns = self._now_ns()
         refusal = self._assembler.check(now_ns)
         with self._lock:
-            if self._player.playing and refusal is not None:
+            if self._player.playing and refusal is not None and not refusal.is_passing:
                 self._hold()
                 self._refused(refusal)
             return self._player.next(now_ns, self._rows_ahead)
@@ -246,7 +246,8 @@ class PolicyLoop:
         if isinstance(observed, Refusal):
             with self._lock:
                 if self._enabled:
-                    self._hold()
+                    if not observed.is_passing:  # else the present chunk goes on, until its rows run out
+                        self._hold()
                     self._refused(observed)
             return
         future = self._policy.submit(

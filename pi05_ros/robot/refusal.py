@@ -41,6 +41,11 @@ class Refusal:
         """True if data is only absent or late; False if data came and was refused."""
         return all(problem.kind in ("missing", "stale", "skew") for problem in self.problems)
 
+    @property
+    def is_passing(self) -> bool:
+        """True if the next sample may mend it: frames of different moments, a frame that does not decode."""
+        return all(problem.kind in ("skew", "corrupt") for problem in self.problems)
+
     def has(self, kind: str) -> bool:
         """True if one of the problems is of that kind."""
         return any(problem.kind == kind for problem in self.problems)

@@ -21,7 +21,9 @@ def ticks(period: float, clock: Callable[[], float], stop: threading.Event, simu
         if due - now > 2 * period:
             due = now + period
         if now >= due:
-            due = max(due + period, now)
+            due += period
+            if due <= now:
+                due = now + period
             yield
         else:
             stop.wait(POLL if simulated else due - now)

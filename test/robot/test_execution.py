@@ -1,0 +1,154 @@
+"""Playing chunks out: the right row at the right time, and standing still when there is none."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pi05_ros.policy import load_profile
+from pi05_ros.robot.execution import ChunkPlayer
+from pi05_ros.robot.safety import chunk_problem, hold_target, velocity_mask
+from pi05_ros.robot.ticks import ticks
+
+PERIOD = 20_000_000
+NO_VELOCITIES = np.zeros(2, bool)
+
+
+def rows(begin: float = 0.0, count: int = 50) -> np.ndarray:
+    """Row i is [begin + i, -(begin + i)]."""
+    values = begin + np.arange(count, dtype=np.float32)
+    return np.stack([values, -values], axis=1)
+
+
+def player() -> ChunkPlayer:
+    return ChunkPlayer(PERIOD, NO_VELOCITIES)
+
+
+@given(st.integers(0, 49), st.integers(0, PERIOD - 1), st.integers(1, 20))
+def test_row_i_is_due_i_plus_one_periods_after_the_observation(index: int, within: int, count: int) -> None:
+    play = player()
+    play.play(rows(), stamp_ns=7 * PERIOD)
+    setpoints = play.next((7 + index) * PERIOD + within, count)
+    assert setpoints is not None
+    assert setpoints.rows[0, 0] == index
+    assert setpoints.start_ns == (7 + index) * PERIOD, "so row 0 is due at the end of the period that runs"
+    assert len(setpoints.rows) == min(count, 50 - index)
+    assert np.array_equal(play.last_command, setpoints.rows[0])  # type: ignore[arg-type]
+
+
+def test_a_new_chunk_takes_over_and_its_past_is_skipped() -> None:
+    play = player()
+    play.play(rows(0), stamp_ns=0)
+    assert play.next(30 * PERIOD, 1).rows[0, 0] == 30  # type: ignore[union-attr]
+    play.play(rows(100), stamp_ns=25 * PERIOD)
+    first = play.next(31 * PERIOD, 1)
+    assert first is not None
+    assert first.rows[0, 0] == 106
+    assert first.fresh
+    assert not play.next(32 * PERIOD, 1).fresh  # type: ignore[union-attr]
+    assert play.rows_played(32 * PERIOD) == 7
+    assert play.rows_left(32 * PERIOD) == 43
+
+
+def test_when_rows_run_out_the_last_one_stays_and_is_counted() -> None:
+    play = ChunkPlayer(PERIOD, np.array([False, True]))
+    play.play(rows(count=3), stamp_ns=0)
+    for tick in range(5):
+        setpoints = play.next(tick * PERIOD, 4)
+    assert play.underruns == 2
+    assert setpoints is not None
+    assert setpoints.rows.tolist() == [[2.0, 0.0]], "a position stays, a velocity stops"
+    assert play.rows_left(10 * PERIOD) == 0
+    assert play.rows_played(10 * PERIOD) == 3
+
+
+def test_a_hold_is_commanded_once_and_ends_the_chunk() -> None:
+    play = player()
+    assert play.next(0, 4) is None
+    play.play(rows(), stamp_ns=0)
+    play.next(0, 4)
+    play.hold(np.array([5.0, 6.0]))
+    assert not play.playing
+    setpoints = play.next(PERIOD, 4)
+    assert setpoints is not None
+    assert setpoints.rows.tolist() == [[5.0, 6.0]]
+    assert setpoints.fresh
+    assert play.next(2 * PERIOD, 4) is None
+    play.play(rows(), stamp_ns=3 * PERIOD)
+    assert play.next(3 * PERIOD, 1).rows[0, 0] == 0  # type: ignore[union-attr]
+
+
+def test_a_clock_that_was_set_back_begins_at_the_first_row() -> None:
+    play = player()
+    play.play(rows(), stamp_ns=100 * PERIOD)
+    assert play.next(10 * PERIOD, 1).rows[0, 0] == 0  # type: ignore[union-attr]
+
+
+def test_chunks_are_refused_whole() -> None:
+    good = np.zeros((50, 14), np.float32)
+    assert chunk_problem(good, 14) is None
+    for value in (np.nan, np.inf, -np.inf):
+        bad = good.copy()
+        bad[49, 13] = value
+        assert "row 49, column 13" in str(chunk_problem(bad, 14))
+    for shape in ((50, 13), (0, 14), (14,), (1, 50, 14)):
+        assert "expected [horizon, 14]" in str(chunk_problem(np.zeros(shape, np.float32), 14))
+
+
+def test_where_to_hold() -> None:
+    profile = load_profile("aloha_ros2")
+    measured, command = np.arange(14.0), np.arange(14.0) + 100
+    target = hold_target(profile, measured, command)
+    assert target is not None
+    assert target[[6, 13]].tolist() == [106, 113], "grippers keep their last command: nothing is dropped"
+    arms = [index for index in range(14) if index not in (6, 13)]
+    assert np.array_equal(target[arms], measured[arms])
+    assert np.array_equal(hold_target(profile, None, command), command)  # type: ignore[arg-type]
+    assert np.array_equal(hold_target(profile, measured, None), measured)  # type: ignore[arg-type]
+    assert hold_target(profile, None, None) is None
+    assert measured.tolist() == list(range(14)), "the input is not changed"
+
+    droid = load_profile("franka_droid")
+    assert velocity_mask(droid).tolist() == [True] * 7 + [False]
+    stop = hold_target(droid, np.full(8, 0.5), np.full(8, 0.9))
+    assert stop is not None
+    assert stop.tolist() == [0.0] * 7 + [0.9]
+
+
+def run_ticks(times: list[float]) -> list[float]:
+    """The times at which a 1 s rate ticks, if the clock reads these times one after the other."""
+    stop, reading = threading.Event(), iter(times)
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now = next(reading, now)
+        if now == times[-1]:
+            stop.set()
+        return now
+
+    return [now for _ in ticks(1.0, clock, stop, simulated=True)]
+
+
+def test_ticks_come_once_a_period() -> None:
+    assert run_ticks([0.0, 0.5, 1.0, 1.4, 1.9, 2.1, 2.9, 3.0, 9.9]) == [1.0, 2.1, 3.0, 9.9]
+
+
+def test_late_ticks_are_not_made_up_for() -> None:
+    assert run_ticks([0.0, 1.0, 4.7, 4.7, 5.0, 5.6, 5.7, 6.0]) == [1.0, 4.7, 5.7]
+
+
+def test_a_clock_that_jumps_back_starts_afresh() -> None:
+    assert run_ticks([50.0, 51.0, 3.0, 3.5, 4.0, 4.1]) == [51.0, 4.0]
+
+
+def test_a_clock_that_stands_still_does_not_keep_the_thread() -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: list(ticks(1.0, lambda: 5.0, stop, simulated=True)))
+    thread.start()
+    stop.set()
+    thread.join(5)
+    assert not thread.is_alive()

@@ -1,0 +1,291 @@
+"""The loop with a real (tiny) policy and a clock that the test moves: what is commanded, and what is not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pi05_ros import Observation, Policy
+from pi05_ros.checkpoint import make_checkpoint
+from pi05_ros.policy import load_profile
+from pi05_ros.robot.assembly import ObservationAssembler
+from pi05_ros.robot.loop import LoopChunk, LoopSettings, PolicyLoop
+
+MS = 1_000_000
+PERIOD = 20 * MS
+CAMERAS = ("cam_high", "cam_left_wrist", "cam_right_wrist")
+NAMES = ["waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate", "left_finger"]
+POSE = [0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.03822]  # the finger half open
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Policy]:
+    folder = make_checkpoint("tiny", tmp_path_factory.mktemp("loop") / "tiny")
+    with Policy.from_checkpoint(folder, "cpu", "float32", "aloha_sim", compile_mode="plain") as policy:
+        yield policy
+
+
+class Robot:
+    """Streams of a robot that stands still, a clock, and the loop between them."""
+
+    def __init__(self, policy: Policy, **options: object) -> None:
+        self.profile = load_profile("aloha_sim")
+        self.now_ns = 1000 * MS
+        self.assembler = ObservationAssembler(self.profile)
+        self.chunks: list[LoopChunk] = []
+        self.came = threading.Condition()
+        self.image = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+        self.loop = PolicyLoop(
+            policy,
+            self.profile,
+            self.assembler,
+            lambda: self.now_ns,
+            self.on_chunk,
+            LoopSettings(seed=4, replan_steps=10),
+            **{"prompt": "pick up the cube", **options},  # type: ignore[arg-type]
+        )
+
+    def on_chunk(self, chunk: LoopChunk) -> None:
+        with self.came:
+            self.chunks.append(chunk)
+            self.came.notify_all()
+
+    def sense(self, cameras: tuple[str, ...] = CAMERAS, pose: list[float] | None = None) -> None:
+        for camera in cameras:
+            self.assembler.add_image(camera, self.now_ns, self.image)
+        for arm in self.profile.arms:
+            self.assembler.add_joint_state(arm.state_topic or "", self.now_ns, NAMES, pose or POSE)
+        self.loop.notify()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that the inference thread does."""
+        for _ in range(2000):
+            if condition():
+                return
+            threading.Event().wait(0.005)
+        raise AssertionError(f"it did not come about; state {self.loop.state()}")
+
+    def wait_for_chunks(self, count: int) -> None:
+        with self.came:
+            assert self.came.wait_for(lambda: len(self.chunks) >= count, 20), self.loop.state()
+
+
+@pytest.fixture
+def robot(policy: Policy) -> Iterator[Robot]:
+    robot = Robot(policy)
+    yield robot
+    robot.loop.stop()
+
+
+def test_a_chunk_is_what_the_policy_says_and_is_played_from_its_stamp(policy: Policy, robot: Robot) -> None:
+    robot.sense()
+    stamp = robot.now_ns
+    robot.loop.start()
+    robot.wait_for_chunks(1)
+    chunk = robot.chunks[0]
+    images = dict.fromkeys(CAMERAS, robot.image)
+    state = np.array(([*POSE[:6], 0.5]) * 2, np.float32)
+    expected = policy.infer(Observation(images, state, "pick up the cube"), seed=4)
+    assert np.abs(chunk.chunk.actions - expected.actions).max() < 1e-5
+    assert (chunk.stamp_ns, chunk.sequence, chunk.prompt) == (stamp, 1, "pick up the cube")
+    robot.now_ns += 3 * PERIOD
+    setpoints = robot.loop.tick()
+    assert setpoints is not None
+    assert np.allclose(setpoints.rows, chunk.chunk.actions[3:13]), "0.2 s of rows, from the one that is due"
+    assert robot.loop.state().state == "running"
+
+
+def test_the_next_chunk_is_asked_for_in_time(robot: Robot) -> None:
+    robot.sense()
+    robot.loop.start()
+    robot.wait_for_chunks(1)
+    for step in range(1, 25):
+        robot.now_ns += PERIOD
+        robot.sense()
+        robot.loop.tick()
+        if step == 10:
+            robot.wait_for_chunks(2)
+    robot.wait_for_chunks(3)
+    first, second = robot.chunks[0].stamp_ns, robot.chunks[1].stamp_ns
+    assert second - first == 10 * PERIOD
+    assert robot.loop.state().underruns == 0
+
+
+@pytest.mark.parametrize("stream", ["camera", "joints"])
+def test_a_stream_that_stops_holds_the_robot_once(robot: Robot, stream: str) -> None:
+    robot.sense()
+    robot.loop.start()
+    robot.wait_for_chunks(1)
+    assert robot.loop.tick() is not None
+    last = robot.loop.tick()
+    moved = [value + 0.01 for value in POSE]
+    for _ in range(60):
+        robot.now_ns += PERIOD
+        if stream == "camera":
+            robot.sense(cameras=CAMERAS[1:], pose=moved)
+        setpoints = robot.loop.tick()
+        if "stale" in robot.loop.state().reason:
+            break
+        last = setpoints
+    assert robot.loop.state().state == "waiting"
+    assert setpoints is not None
+    assert last is not None
+    target = setpoints.rows[0]
+    arms = [index for index in range(14) if index not in (6, 13)]
+    expected = np.array(moved[:6] * 2) if stream == "camera" else last.rows[0][arms]
+    assert np.allclose(target[arms], expected, atol=1e-6), (
+        "where it was measured; if that is what failed, the last command"
+    )
+    assert np.allclose(target[[6, 13]], last.rows[0][[6, 13]]), "the grippers keep their grip"
+    robot.now_ns += PERIOD
+    assert robot.loop.tick() is None, "latched once, not re-measured"
+    chunks = len(robot.chunks)
+    robot.now_ns += PERIOD
+    robot.sense()
+    robot.wait_for_chunks(chunks + 1)
+    assert robot.loop.tick() is not None, "it recovers by itself"
+
+
+def test_a_frame_that_does_not_decode_does_not_stop_the_arm(robot: Robot) -> None:
+    robot.sense()
+    robot.loop.start()
+    robot.wait_for_chunks(1)
+    robot.now_ns += 12 * PERIOD
+    robot.sense(cameras=CAMERAS[:2])
+    torn = SimpleNamespace(format="jpeg", data=b"\xff\xd8 torn")
+    robot.assembler.add_image(CAMERAS[2], robot.now_ns, torn)
+    robot.loop.notify()
+    robot.until(lambda: robot.loop.state().corrupt_images == 1)
+    setpoints = robot.loop.tick()
+    assert setpoints is not None
+    assert len(setpoints.rows) == 10, "the chunk goes on"
+    robot.now_ns += PERIOD
+    robot.sense()
+    robot.wait_for_chunks(2)
+    assert robot.loop.state().state == "running"
+
+
+def test_disable_holds_at_once_also_during_an_inference(policy: Policy, robot: Robot) -> None:
+    robot.sense()
+    robot.loop.start()
+    robot.wait_for_chunks(1)
+    busy = [policy.submit(Observation({"cam_high": robot.image}, np.zeros(14), "x"), num_steps=300, priority=1000)]
+    robot.now_ns += 12 * PERIOD
+    robot.sense()  # the next inference is asked for, and waits behind the long one
+    robot.until(lambda: busy[0].running() or busy[0].done())
+    robot.loop.set_enabled(False)
+    setpoints = robot.loop.tick()
+    assert setpoints is not None
+    assert len(setpoints.rows) == 1
+    assert robot.loop.state().state == "disabled"
+    busy[0].result(30)
+    chunks = len(robot.chunks)
+    for _ in range(20):
+        robot.now_ns += PERIOD
+        robot.sense()
+        assert robot.loop.tick() is None
+    assert len(robot.chunks) == chunks, "the chunk that was under way is thrown away"
+    robot.loop.set_enabled(True)
+    robot.sense()
+    robot.wait_for_chunks(chunks + 1)
+    assert robot.loop.tick() is not None
+
+
+def test_nothing_is_commanded_before_the_first_chunk(robot: Robot) -> None:
+    robot.loop.start()
+    for _ in range(5):
+        assert robot.loop.tick() is None
+    robot.until(lambda: "no frame yet" in robot.loop.state().reason)
+    robot.loop.set_enabled(False)
+    assert robot.loop.tick() is None
+    robot.loop.stop()
+    assert robot.loop.final_hold() is None
+
+
+def test_stop_then_hold(robot: Robot) -> None:
+    robot.sense()
+    robot.loop.start()
+    robot.wait_for_chunks(1)
+    robot.loop.tick()
+    robot.loop.stop()
+    assert not any(thread.name == "pi05-inference" and thread.is_alive() for thread in threading.enumerate())
+    hold = robot.loop.final_hold()
+    assert hold is not None
+    assert np.allclose(hold.rows[0][:6], POSE[:6], atol=1e-6)
+    assert robot.loop.final_hold() is None
+
+
+def test_without_a_prompt_it_waits_and_a_new_one_counts_from_the_next_chunk(policy: Policy) -> None:
+    robot = Robot(policy, prompt="")
+    robot.sense()
+    robot.loop.start()
+    try:
+        robot.until(lambda: "no prompt" in robot.loop.state().reason)
+        assert robot.loop.tick() is None
+        robot.loop.set_prompt("open the drawer")
+        robot.sense()
+        robot.wait_for_chunks(1)
+        assert robot.chunks[0].prompt == "open the drawer"
+        robot.loop.set_prompt("close the lid")
+        robot.now_ns += 12 * PERIOD
+        robot.sense()
+        robot.wait_for_chunks(2)
+        assert robot.chunks[1].prompt == "close the lid"
+        assert not np.array_equal(robot.chunks[0].chunk.actions, robot.chunks[1].chunk.actions)
+    finally:
+        robot.loop.stop()
+
+
+def test_a_failing_inference_holds_and_is_tried_again(policy: Policy, robot: Robot) -> None:
+    robot.sense()
+    robot.loop.start()
+    robot.wait_for_chunks(1)
+    robot.loop.tick()
+    bias = policy.engine.model.action_out_proj.bias
+    bias[0] = float("nan")
+    try:
+        robot.now_ns += 12 * PERIOD
+        robot.sense()
+        robot.until(lambda: robot.loop.state().state == "error")
+        assert "non-finite" in robot.loop.state().reason
+        setpoints = robot.loop.tick()
+        assert setpoints is not None
+        assert np.allclose(setpoints.rows[0][:6], POSE[:6], atol=1e-6)
+        assert robot.loop.tick() is None
+    finally:
+        bias[0] = 0.0
+    robot.now_ns += PERIOD
+    robot.sense()
+    robot.wait_for_chunks(2)
+    assert robot.loop.state().state == "running"
+
+
+def test_refused_observations_are_counted_once(robot: Robot) -> None:
+    robot.loop.start()
+    for _ in range(10):
+        robot.now_ns += PERIOD
+        for camera in CAMERAS:
+            robot.assembler.add_image(camera, robot.now_ns, robot.image)
+        for arm in robot.profile.arms:
+            robot.assembler.add_joint_state(arm.state_topic or "", robot.now_ns, NAMES[1:], POSE[1:])
+        robot.loop.notify()
+        robot.until(lambda: "joint waist is not in" in robot.loop.state().reason)
+    assert robot.loop.state().refused_observations == 1
+    assert robot.loop.tick() is None
+
+
+def test_reset_forgets_and_starts_afresh(robot: Robot) -> None:
+    robot.sense()
+    robot.loop.start()
+    robot.wait_for_chunks(1)
+    robot.loop.tick()
+    robot.loop.reset()
+    assert robot.loop.tick() is not None, "held"
+    assert robot.loop.tick() is None
+    robot.sense()
+    robot.wait_for_chunks(2)
+    assert not robot.chunks[1].chunk.prefix_cache_hit
