@@ -15,13 +15,13 @@ _pi05_ros_env() {
         return 1
     fi
     root=$(cd "$(dirname "$root")" > /dev/null && pwd)
-    if [ ! -f "$root/.venv/setup.bash" ] || [ ! -f "$root/install/local_setup.$shell" ]; then
+    if [ ! -f "$root/.venv/setup.bash" ] || [ ! -f "$root/install/setup.$shell" ]; then
         echo "env.sh: the environment is not there yet; run \`make setup\` in $root first." >&2
         return 1
     fi
     case $- in *u*) nounset=1 && set +u ;; esac   # the setup files of colcon use variables that may be unset
     . "$root/.venv/setup.bash"
-    . "$root/install/local_setup.$shell"
+    . "$root/install/setup.$shell"
     [ "$nounset" = 0 ] || set -u
 
     case ":$PATH:" in

@@ -19,10 +19,10 @@ setup(
     description="Runs the Pi0.5 robot policy natively and safely, on ROS 2 or without it",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=[*find_packages(include=["pi05_ros", "pi05_ros.*"]), "pi05_ros.config", "pi05_ros.config.robots"],
+    packages=[*find_packages(include=["pi05_ros", "pi05_ros.*"]), "pi05_ros.config"],
     # The YAML files lie at the top of the repository, where ROS users look for them, and go into the package.
-    package_dir={"pi05_ros.config": "config", "pi05_ros.config.robots": "config/robots"},
-    package_data={"pi05_ros": ["py.typed"], "pi05_ros.config": ["*.yaml", "*.xml"], "pi05_ros.config.robots": ["*.yaml"]},
+    package_dir={"pi05_ros.config": "config"},
+    package_data={"pi05_ros": ["py.typed"], "pi05_ros.config": ["*.yaml", "*.xml", "robots/*.yaml"]},
     install_requires=[
         "torch>=2.4",
         "numpy>=1.21",

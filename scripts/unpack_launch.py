@@ -14,11 +14,11 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 ROOT = PurePosixPath("isaacsim/exts/isaacsim.ros2.core/jazzy")
-PYTHON_PACKAGES = frozenset(
-    "launch launch_ros launch_testing launch_testing_ros launch_xml launch_yaml osrf_pycommon "
-    "ros2cli ros2node ros2param ros2topic ros2service ros2run ros2pkg "
-    "message_filters diagnostic_updater rosidl_runtime_py launch_testing_ros_pytest_entrypoint.py".split()
-)
+PYTHON_PACKAGES = {
+    *("launch", "launch_ros", "launch_testing", "launch_testing_ros", "launch_xml", "launch_yaml", "osrf_pycommon"),
+    *("ros2cli", "ros2node", "ros2param", "ros2pkg", "ros2run", "ros2service", "ros2topic"),
+    *("diagnostic_updater", "message_filters", "rosidl_runtime_py", "launch_testing_ros_pytest_entrypoint.py"),
+}
 INTERFACES = "composition_interfaces"  # launch_ros imports it, and no wheel has it: setup.sh compiles it
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BLOCKED = "rclpy launch launch_ros ament_index_python sensor_msgs std_msgs cv_bridge cv2 mujoco starlette fastapi aiohttp"
+BLOCKED = "rclpy launch launch_ros ament_index_python sensor_msgs std_msgs cv_bridge cv2 mujoco msgpack starlette"
 PREAMBLE = f"""
 import sys
 class Refuse:
