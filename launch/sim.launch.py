@@ -44,10 +44,15 @@ def start_robot(context: LaunchContext) -> list[LaunchDescriptionEntity]:
         name="aloha_sim",
         output="screen",
         parameters=[parameters],
-        arguments=["--ros-args", "--log-level", LaunchConfiguration("log_level")],
-        on_exit=[Shutdown(reason="the simulated robot has stopped")],
+        arguments=["--ros-args", "--log-level", ["aloha_sim:=", LaunchConfiguration("log_level")]],
+        on_exit=shut_down,
     )
     return [robot]
+
+
+def shut_down(_event: object, context: LaunchContext) -> list[LaunchDescriptionEntity]:
+    """Without the robot there is no clock. If all is being shut down anyway, a second time would be an error."""
+    return [] if context.is_shutdown else [Shutdown(reason="the simulated robot has ended")]
 
 
 def generate_launch_description() -> LaunchDescription:

@@ -130,6 +130,8 @@ class AlohaSim(Node):
                     self._publish_joint_states()
                 if self._is_due(image_period):
                     self._publish_images()
+                # The clock ticks last: whoever acts on a tick finds all that was seen and measured at that time.
+                self._clock_publisher.publish(Clock(clock=self._stamp()))
                 self._publish_reward(self._is_due(REPORT_PERIOD))
                 if self._is_due(REPORT_PERIOD):
                     now = time.monotonic()
@@ -163,7 +165,6 @@ class AlohaSim(Node):
             self._scene.set_targets(np.concatenate([self._followers[arm].sample(seconds) for arm in ARMS]))
             self._scene.step()
             self._now += self._timestep
-        self._clock_publisher.publish(Clock(clock=self._stamp()))
 
     def _stamp(self) -> Time:
         return Time(sec=self._now // NANOSECONDS, nanosec=self._now % NANOSECONDS)

@@ -82,7 +82,7 @@ class Recording:
             "observation_age_ms": _spread([chunk.observation_age_ms for chunk in self.chunks]),
             "latency_ms": {name: _spread([chunk.latency_ms[name] for chunk in self.chunks]) for name in sorted(stages)},
             "joint_states": len(self.measured),
-            "frames": {camera: len(self.frames.get(camera, [])) for camera in self.camera_names},
+            "frames_kept": {camera: len(self.frames.get(camera, [])) for camera in self.camera_names},
             "largest_following_error": following,
             "reward": {"last": self.rewards[-1] if self.rewards else 0.0, "best": max(self.rewards, default=0.0)},
             "success": self.success,

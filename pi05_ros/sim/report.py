@@ -91,8 +91,8 @@ def draw_joints(recording: Recording, path: Path) -> None:
         plot = axes[index % rows, index // rows]  # arms side by side, their joints on one line
         for chunk in recording.chunks:
             plot.axvline(chunk.time - recording.start, color="0.88", linewidth=1, zorder=0)
-        plot.plot(commanded_times, commanded[:, index], color="tab:orange", linewidth=2.2, label="commanded")
-        plot.plot(measured_times, measured[:, index], color="tab:blue", linewidth=1.2, label="measured")
+        plot.plot(commanded_times, commanded[:, index], color="#ffa64d", linewidth=1.8, label="commanded")
+        plot.plot(measured_times, measured[:, index], color="tab:blue", linewidth=1.0, label="measured")
         gripper = name.endswith("gripper")
         plot.set_ylabel("0 closed, 1 open" if gripper else "rad", fontsize=9)
         plot.set_title(name, fontsize=10, loc="left", pad=3)

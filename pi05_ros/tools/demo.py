@@ -146,13 +146,17 @@ def _spin(executor: Executor, nodes: ChildProcesses, done: Callable[[], bool], p
 
 
 def _status_printer() -> Callable[[Any], None]:
-    """Prints the policy node's state and reason whenever either changes."""
+    """Prints the policy node's state and reason whenever either changes; a failed configure ends the demo."""
     told = [("", "")]
 
     def on_status(message: Any) -> None:
         if (message.state, message.reason) != told[0]:
             told[0] = (message.state, message.reason)
             print(f"policy node: {message.state}{': ' + message.reason if message.reason else ''}", flush=True)
+        if message.state == message.UNCONFIGURED and message.reason.startswith(
+            ("Not configured:", "A transition fail")
+        ):
+            raise DemoError("The policy node could not be configured.")
 
     return on_status
 

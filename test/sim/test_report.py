@@ -95,7 +95,7 @@ def test_the_summary_counts_what_happened(recording: Recording) -> None:
     assert summary["reward"] == {"last": 4, "best": 4}
     assert summary["success"] is True
     assert summary["simulated_seconds"] == pytest.approx(7.9, abs=0.05)
-    assert summary["frames"] == {name: len(frames) for name, frames in recording.frames.items()}
+    assert summary["frames_kept"] == {name: len(frames) for name, frames in recording.frames.items()}
     # The servos of the scene follow the script to within a few hundredths.
     errors = summary["largest_following_error"]
     assert set(errors) == set(PROFILE.joint_names)
