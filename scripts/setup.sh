@@ -73,10 +73,10 @@ logged() {
     printf '\n==== %s: %s\n' "$what" "$*" >> "$LOG"
     before=$(wc -l < "$LOG")
     set -m                            # a process group of its own, so that Ctrl-C ends it whole
-    "$@" < /dev/null >> "$LOG" 2>&1 &
+    "$@" < /dev/null >> "$LOG" 2>&1 9<&- &
     pid=$!
     set +m
-    sign_of_life &
+    sign_of_life 9<&- &               # without the lock: its sleep outlives it
     life=$!
     trap 'kill -- "-$pid" "$life" 2> /dev/null; exit 130' INT TERM
     wait "$pid" || status=$?
@@ -105,9 +105,10 @@ choose() {
     local candidate
     if ros_is_sourced; then
         SOURCE=system
-        BASE=$(interpreter "${PYTHON:-python3}") && succeeds "$BASE" 'import rclpy' ||
+        if ! BASE=$(interpreter "${PYTHON:-python3}") || ! succeeds "$BASE" 'import rclpy'; then
             fail "a ROS 2 is sourced (AMENT_PREFIX_PATH=$AMENT_PREFIX_PATH), but ${PYTHON:-python3} cannot import its" \
                 "rclpy. Name the Python of that ROS (PYTHON=/usr/bin/python3), or use a shell in which none is sourced."
+        fi
         say "Using ROS 2 ${ROS_DISTRO:-}, which is sourced, with $("$BASE" --version) ($BASE)."
         return
     fi
@@ -320,7 +321,10 @@ main() {
     choose
     STEPS=$((build + ($([ "$SOURCE" = wheels ] && echo 5 || echo 3))))
     system_packages
-    step venv "$SOURCE ${ROS_DISTRO:-} $VENV $("$BASE" -c 'import sys; print(sys.version, sys.base_prefix)' | tr '\n' ' ')" \
+    # The wheels' distribution is fixed, and a shell that sourced env.sh has ROS_DISTRO set by it.
+    local distro=
+    [ "$SOURCE" = wheels ] || distro=${ROS_DISTRO:-}
+    step venv "$SOURCE $distro $VENV $("$BASE" -c 'import sys; print(sys.version, sys.base_prefix)' | tr '\n' ' ')" \
         make_venv "Python environment .venv"
     SITE=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
     version=$("$VENV/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
