@@ -70,7 +70,7 @@ _BY_NAME = {spec.name: spec for spec in PARAMETERS}
 
 
 def declare_parameters(node: Node) -> None:
-    """Declare all of them, with descriptions and ranges. Raises Pi05Error: a value of the wrong type or out of range."""
+    """Declare all, with descriptions and ranges. Raises Pi05Error: a value of the wrong type or out of range."""
     for spec in PARAMETERS:
         descriptor = ParameterDescriptor(description=spec.description)
         if spec.choices:
