@@ -28,9 +28,9 @@ POLICY_ARGUMENTS = {
 }
 
 
-def start_robot(context: LaunchContext) -> list[LaunchDescriptionEntity]:
-    """The simulated robot, with those of its parameters that were given."""
-    parameters = {}
+def robot_parameters(context: LaunchContext) -> dict[str, float | int | str]:
+    """Those that were given, each as its type."""
+    parameters: dict[str, float | int | str] = {}
     for name, (default, *_) in PARAMETERS.items():
         text = LaunchConfiguration(name).perform(context)
         try:
@@ -38,12 +38,21 @@ def start_robot(context: LaunchContext) -> list[LaunchDescriptionEntity]:
                 parameters[name] = type(default)(text)
         except ValueError as error:
             raise ValueError(f"{name}: expected {type(default).__name__}, got {text!r}.") from error
+    return parameters
+
+
+def check_arguments(context: LaunchContext) -> None:
+    """Before anything starts."""
+    robot_parameters(context)
+
+
+def start_robot(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     robot = Node(
         package="pi05_ros",
         executable="aloha_sim",
         name="aloha_sim",
         output="screen",
-        parameters=[parameters],
+        parameters=[robot_parameters(context)],
         arguments=["--ros-args", "--log-level", ["aloha_sim:=", LaunchConfiguration("log_level")]],
         on_exit=shut_down,
     )
@@ -74,7 +83,8 @@ def generate_launch_description() -> LaunchDescription:
                 DeclareLaunchArgument(name, description=f"(robot) {description} Default: {default}.", default_value="")
                 for name, (default, _, _, description) in PARAMETERS.items()
             ),
-            policy,  # first: it sets the middleware's profile, for the robot too
+            OpaqueFunction(function=check_arguments),
+            policy,  # before the robot: it sets the middleware's profile, for the robot too
             OpaqueFunction(function=start_robot),
         ]
     )

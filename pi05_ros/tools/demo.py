@@ -97,17 +97,22 @@ def _ros() -> Iterator[None]:
 
 
 def _refuse_company() -> None:
-    """A second robot in the same ROS domain would drive the same clock and listen to the same commands."""
+    """A second robot in the same ROS domain would drive the same clock, a second policy the same robot."""
     import rclpy
 
     node = rclpy.create_node("demo_probe")
+    topics = ("/clock", f"{POLICY_NODE}/status")
+    company: list[str] = []
     deadline = time.monotonic() + DISCOVERY
-    while time.monotonic() < deadline and node.count_publishers("/clock") == 0:
+    while not company and time.monotonic() < deadline:
         rclpy.spin_once(node, timeout_sec=0.1)
-    company = node.count_publishers("/clock") > 0
+        company = [topic for topic in topics if node.count_publishers(topic) > 0]
     node.destroy_node()
     if company:
-        raise DemoError("Another simulation publishes /clock in this ROS domain: end it, or set another ROS_DOMAIN_ID.")
+        raise DemoError(
+            f"Someone publishes {company[0]} in this ROS domain already: end that simulation, or set another "
+            "ROS_DOMAIN_ID."
+        )
 
 
 def _record_episode(options: argparse.Namespace, nodes: ChildProcesses) -> Recording:

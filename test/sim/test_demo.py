@@ -92,3 +92,16 @@ def test_an_interrupted_demo_ends_all_that_it_started(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)  # taken as Ctrl-C is
     process.communicate(timeout=30)
     assert process.returncode == 130
+
+
+@pytest.mark.usefixtures("nobody_is_left")
+def test_a_second_simulation_in_the_same_domain_is_refused(tmp_path: Path) -> None:
+    robot = subprocess.Popen([sys.executable, "-m", "pi05_ros.tools.aloha_sim"])
+    try:
+        process = demo(tmp_path / "report")
+        output, _ = process.communicate(timeout=60)
+    finally:
+        robot.send_signal(signal.SIGINT)
+        robot.wait(10)
+    assert process.returncode == 1
+    assert "Someone publishes /clock in this ROS domain already" in output
