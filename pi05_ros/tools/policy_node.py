@@ -28,6 +28,7 @@ example: policy_node --ros-args -p checkpoint:=/path/to/checkpoint -p robot:=alo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the node until SIGINT or SIGTERM. Returns the exit code: 0, or 1 after a user error."""
+    stop = _Stop()
     try:
         import rclpy
         from rclpy.utilities import remove_ros_args
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Without rclpy's signal handlers: they would take the context away before the robot is held.
     rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
     try:
-        _run()
+        _run(stop)
     except Pi05Error as error:
         if options.debug:
             raise
@@ -65,27 +66,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run() -> None:
+class _Stop:
+    """What SIGINT and SIGTERM do: while the process starts they end it, later they ask the node to end."""
+
+    def __init__(self) -> None:
+        self.starting, self.asked = True, False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if self.starting:  # importing takes seconds and cannot be broken off cleanly; there is nothing to clean up yet
+            os._exit(0)
+        self.asked = True
+        signal.signal(number, signal.SIG_DFL)  # a second one does not ask
+
+
+def _run(stop: _Stop) -> None:
     from rclpy.executors import SingleThreadedExecutor
 
     from pi05_ros.ros.logging import log_through
     from pi05_ros.ros.node import PolicyNode
 
-    stopped = False
-
-    def stop(number: int, _frame: object) -> None:
-        nonlocal stopped
-        stopped = True
-        signal.signal(number, signal.SIG_DFL)  # a second one does not ask
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    node = PolicyNode(interrupted=lambda: stopped)
+    stop.starting = False
+    node = PolicyNode(interrupted=lambda: stop.asked)
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:
         with log_through(node.get_logger()):
-            while not stopped:
+            while not stop.asked:
                 executor.spin_once(timeout_sec=0.1)
             node.close()
     finally:
