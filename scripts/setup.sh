@@ -22,7 +22,7 @@ sourced is used; otherwise ROS 2 Jazzy comes as wheels from PyPI. Afterwards: so
   --no-build                    only the environment
 
 Environment variables:
-  PYTHON                        interpreter to use (default: python3 of the sourced ROS; else python3.11, python3.12)
+  PYTHON                        interpreter to use (default: python3 of the sourced ROS; else python3.11, 3.12, 3.10, 3.13)
   PI05_ROS_TORCH                pip requirement for torch (default: torch==2.13.0 on Python 3.11, else torch>=2.4).
                                 PyPI's build for Linux carries CUDA (several GB); the path of a CPU wheel saves that
   PI05_ROS_ACCEPT_ISAACSIM=0    do not fetch the isaacsim-ros2 wheel (proprietary licence as a whole), from which
@@ -31,63 +31,7 @@ Environment variables:
 TEXT
 }
 
-say() { printf '%s\n' "$*"; }
-
-fail() {
-    printf '\nsetup: %s\n' "$*" >&2
-    exit 1
-}
-
-# --- steps, stamps and progress --------------------------------------------------------------------------------------
-
-digest() { sha256sum | cut -c1-16; }
-
-# step NAME KEY FUNCTION TITLE: runs the function unless it succeeded before with the same key.
-step() {
-    local name=$1 key=$2 function=$3 title=$4 started=$SECONDS
-    STEP=$((STEP + 1))
-    if [ -f "$STAMPS/$name" ] && [ "$(cat "$STAMPS/$name")" = "$key" ]; then
-        say "[$STEP/$STEPS] $title: up to date"
-        return
-    fi
-    rm -f "$STAMPS/$name"
-    say "[$STEP/$STEPS] $title ..."
-    "$function"
-    printf '%s\n' "$key" > "$STAMPS/$name"
-    say "[$STEP/$STEPS] $title: done in $((SECONDS - started)) s"
-}
-
-# A line every 15 s, so that a long download does not look like a hang.
-sign_of_life() {
-    local started=$SECONDS
-    while sleep 15 > /dev/null 2>&1; do
-        say "        $((SECONDS - started)) s: $(tail -n 1 "$LOG" | tr '\r' '\n' | tail -n 1 | cut -c1-100)"
-    done
-}
-
-# logged WHAT COMMAND...: output goes to the log; on failure the end of it is shown, with what failed.
-logged() {
-    local what=$1 before pid life status=0
-    shift
-    [ -d "$VENV" ] || LOG=$(mktemp)
-    printf '\n==== %s: %s\n' "$what" "$*" >> "$LOG"
-    before=$(wc -l < "$LOG")
-    set -m                            # a process group of its own, so that Ctrl-C ends it whole
-    "$@" < /dev/null >> "$LOG" 2>&1 9<&- &
-    pid=$!
-    set +m
-    sign_of_life 9<&- &               # without the lock: its sleep outlives it
-    life=$!
-    trap 'kill -- "-$pid" "$life" 2> /dev/null; exit 130' INT TERM
-    wait "$pid" || status=$?
-    kill "$life"
-    wait "$life" 2> /dev/null || true
-    trap - INT TERM
-    [ "$status" -ne 0 ] || return 0
-    tail -n +"$((before + 1))" "$LOG" | tail -n 15 | sed 's/^/        | /' >&2
-    fail "step $STEP of $STEPS failed: $what (exit code $status; the whole log is $LOG)." \
-        "Run the same command again to continue from this step."
-}
+source "$SCRIPTS/progress.sh"
 
 pip_install() { logged "$1" "$VENV/bin/python" -m pip install --no-input --progress-bar off "${@:2}"; }
 
@@ -113,16 +57,16 @@ choose() {
         return
     fi
     SOURCE=wheels
-    for candidate in ${PYTHON:-python3.11 python3.12 python3 /usr/bin/python3.11 /usr/bin/python3.12}; do
+    for candidate in ${PYTHON:-python3.11 python3.12 python3.10 python3.13 python3 /usr/bin/python3}; do
         BASE=$(interpreter "$candidate") || continue
-        if succeeds "$BASE" 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))'; then
+        if succeeds "$BASE" 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'; then
             say "Using ROS 2 Jazzy wheels with $("$BASE" --version) ($BASE)."
             return
         fi
     done
-    fail "Python 3.11 or 3.12 is needed, as no ROS 2 is sourced and its wheels exist for these; looked at" \
-        "${PYTHON:-python3.11, python3.12 and python3}. Debian 12: apt-get install python3. Ubuntu 24.04: the same." \
-        "Elsewhere: source a ROS 2, or name an interpreter with PYTHON=/path/to/python3.11."
+    fail "Python 3.10 to 3.13 is needed, as no ROS 2 is sourced and its wheels exist for these; looked at" \
+        "${PYTHON:-python3.11, python3.12, python3.10, python3.13 and python3}. On Debian or Ubuntu: apt-get install" \
+        "python3. Elsewhere source a ROS 2, or name an interpreter: PYTHON=/path/to/python3.11."
 }
 
 # --- system packages -------------------------------------------------------------------------------------------------

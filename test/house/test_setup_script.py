@@ -80,7 +80,7 @@ def test_missing_system_packages_are_one_apt_line_for_a_user(checkout, without_c
 def test_an_unusable_python_is_an_error_that_says_which_are_usable(checkout):
     result = setup(checkout, PYTHON="/bin/false")
     assert result.returncode == 1
-    assert "Python 3.11 or 3.12 is needed" in result.stderr
+    assert "Python 3.10 to 3.13 is needed" in result.stderr
 
 
 def test_a_sourced_ros_without_rclpy_is_not_silently_replaced(checkout):
