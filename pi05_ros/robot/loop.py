@@ -104,6 +104,7 @@ class PolicyLoop:
         self._epoch = 0  # counts what makes a running inference worthless
         self._state = LoopState("waiting", "The first observation has not come yet.")
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
+        self._latency_ns = 0  # of the last chunk, from its observation until it could be played
         self._last_refusal: object = None
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -196,6 +197,15 @@ class PolicyLoop:
         measured = self._assembler.measured_state(self._now_ns())
         self._player.hold(hold_target(self._profile, measured, self._player.last_command))
 
+    def _too_slow(self) -> bool:
+        """True if a chunk that is asked for while the last one plays would come when all of its rows have passed."""
+        return self._latency_ns >= self._policy.horizon * self.period_ns
+
+    def _replan_at(self) -> int:
+        """Rows of a chunk that are played before the next one is asked for."""
+        horizon = self._policy.horizon
+        return horizon if self._too_slow() else min(self._settings.replan_steps, horizon)
+
     def _set_state(self, state: str, reason: str = "", key: object = None, **counts: Any) -> None:
         self._state = replace(self._state, state=state, reason=reason, key=(state, key or reason), **counts)
 
@@ -226,7 +236,8 @@ class PolicyLoop:
                     logger.exception("Inference failed.")
                 with self._lock:
                     self._hold()
-                    self._set_state("error", f"Inference failed: {error}")
+                    if self._enabled:
+                        self._set_state("error", f"Inference failed: {error}")
                 self._stop.wait(RETRY_AFTER)
 
     def _infer_if_due(self) -> None:
@@ -240,7 +251,7 @@ class PolicyLoop:
                 self._hold()
                 self._set_state("waiting", "There is no prompt: set the parameter or publish one on ~/prompt.")
                 return
-            if self._player.playing and self._player.rows_played(now_ns) < self._settings.replan_steps:
+            if self._player.playing and self._player.rows_played(now_ns) < self._replan_at():
                 return
         observed = self._assembler.assemble(now_ns)
         if isinstance(observed, Refusal):
@@ -249,7 +260,11 @@ class PolicyLoop:
                     if not observed.is_passing:  # else the present chunk goes on, until its rows run out
                         self._hold()
                     self._refused(observed)
+            self._stop.wait(IDLE_WAIT)  # decoding again at every message would bring no news
             return
+        with self._lock:
+            if self._too_slow() and self._player.rows_left(observed.stamp_ns):
+                return  # the frames still show the arm moving
         future = self._policy.submit(
             Observation(observed.images, observed.state, prompt, stamp=observed.stamp_ns / SECOND),
             num_steps=self._settings.num_steps,
@@ -281,7 +296,11 @@ class PolicyLoop:
             if epoch != self._epoch or self._stop.is_set():
                 self._wake.set()
                 return
-            self._player.play(chunk.actions, observed.stamp_ns)
+            self._latency_ns = self._now_ns() - observed.stamp_ns
+            # A robot that stood still when it was seen is where it was seen: nothing of the chunk has passed. That
+            # makes the first chunk start without a jump, and lets a machine that is slower than its chunks act at all.
+            stood_still = self._player.rows_left(observed.stamp_ns) == 0
+            self._player.play(chunk.actions, observed.stamp_ns + (max(self._latency_ns, 0) if stood_still else 0))
             self._last_refusal = None
             self._latencies.append(chunk.timings["total_ms"])
             self._set_state("running", chunks=self._state.chunks + 1)

@@ -32,7 +32,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Policy]:
 class Robot:
     """Streams of a robot that stands still, a clock, and the loop between them."""
 
-    def __init__(self, policy: Policy, **options: object) -> None:
+    def __init__(self, policy: Policy, replan_steps: int = 10, **options: object) -> None:
         self.profile = load_profile("aloha_sim")
         self.now_ns = 1000 * MS
         self.assembler = ObservationAssembler(self.profile)
@@ -45,7 +45,7 @@ class Robot:
             self.assembler,
             lambda: self.now_ns,
             self.on_chunk,
-            LoopSettings(seed=4, replan_steps=10),
+            LoopSettings(seed=4, replan_steps=replan_steps),
             **{"prompt": "pick up the cube", **options},  # type: ignore[arg-type]
         )
 
@@ -113,6 +113,60 @@ def test_the_next_chunk_is_asked_for_in_time(robot: Robot) -> None:
     first, second = robot.chunks[0].stamp_ns, robot.chunks[1].stamp_ns
     assert second - first == 10 * PERIOD
     assert robot.loop.state().underruns == 0
+
+
+def play(robot: Robot, steps: int) -> np.ndarray | None:
+    """So many periods of the control thread with all streams alive; the row that was commanded last."""
+    for _ in range(steps):
+        robot.now_ns += PERIOD
+        robot.sense()
+        setpoints = robot.loop.tick()
+    return None if setpoints is None else setpoints.rows[0]
+
+
+def test_replan_steps_beyond_the_chunk_mean_its_end(policy: Policy) -> None:
+    robot = Robot(policy, replan_steps=1000)
+    robot.sense()
+    robot.loop.start()
+    try:
+        robot.wait_for_chunks(1)
+        play(robot, 49)
+        assert len(robot.chunks) == 1
+        play(robot, 1)
+        robot.wait_for_chunks(2)
+    finally:
+        robot.loop.stop()
+
+
+class SlowPolicy:
+    """A policy whose every inference takes three seconds of the robot's time, longer than a chunk."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.horizon = policy, policy.horizon
+        self.robot: Robot | None = None
+
+    def submit(self, *arguments: object, **options: object) -> object:
+        assert self.robot is not None
+        self.robot.now_ns += 3000 * MS
+        return self.policy.submit(*arguments, **options)  # type: ignore[arg-type]
+
+
+def test_a_machine_slower_than_its_chunks_stands_to_think_and_then_acts(policy: Policy) -> None:
+    slow = SlowPolicy(policy)
+    robot = slow.robot = Robot(slow)  # type: ignore[arg-type]
+    robot.sense()
+    robot.loop.start()
+    try:
+        for count in (1, 2, 3):
+            robot.wait_for_chunks(count)
+            rows = robot.chunks[-1].chunk.actions
+            robot.sense()
+            assert np.allclose(play(robot, 1), rows[1]), "from its first row on: the robot had not moved"  # type: ignore[arg-type]
+            assert np.allclose(play(robot, 48), rows[49])  # type: ignore[arg-type]
+            assert len(robot.chunks) == count, "no chunk is asked for that would come too late"
+            play(robot, 1)
+    finally:
+        robot.loop.stop()
 
 
 @pytest.mark.parametrize("stream", ["camera", "joints"])
