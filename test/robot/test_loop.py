@@ -144,10 +144,12 @@ class SlowPolicy:
     def __init__(self, policy: Policy) -> None:
         self.policy, self.horizon = policy, policy.horizon
         self.robot: Robot | None = None
+        self.requests = 0
 
     def submit(self, *arguments: object, **options: object) -> object:
         assert self.robot is not None
         self.robot.now_ns += 3000 * MS
+        self.requests += 1
         return self.policy.submit(*arguments, **options)  # type: ignore[arg-type]
 
 
@@ -162,8 +164,14 @@ def test_a_machine_slower_than_its_chunks_stands_to_think_and_then_acts(policy: 
             rows = robot.chunks[-1].chunk.actions
             robot.sense()
             assert np.allclose(play(robot, 1), rows[1]), "from its first row on: the robot had not moved"  # type: ignore[arg-type]
-            assert np.allclose(play(robot, 48), rows[49])  # type: ignore[arg-type]
-            assert len(robot.chunks) == count, "no chunk is asked for that would come too late"
+            assert np.allclose(play(robot, 30), rows[31])  # type: ignore[arg-type]
+            threading.Event().wait(0.1)  # the inference thread has had its chance
+            assert slow.requests == count, "no chunk is asked for that would come too late"
+            assert np.allclose(play(robot, 18), rows[49])  # type: ignore[arg-type]
+            robot.now_ns += PERIOD
+            robot.loop.notify()
+            threading.Event().wait(0.1)
+            assert slow.requests == count, "the frames at hand still show the arm moving"
             play(robot, 1)
     finally:
         robot.loop.stop()
