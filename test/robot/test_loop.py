@@ -246,15 +246,34 @@ def test_disable_holds_at_once_also_during_an_inference(policy: Policy, robot: R
     assert robot.loop.state().state == "disabled"
     busy[0].result(30)
     chunks = len(robot.chunks)
-    for _ in range(20):
-        robot.now_ns += PERIOD
+    policy.submit(Observation({"cam_high": robot.image}, np.zeros(14), "x"), priority=-1).result(30)
+    for _ in range(60):  # the robot's own request is answered by now, and its thread has time to see it
+        robot.now_ns += MS
         robot.sense()
         assert robot.loop.tick() is None
+        threading.Event().wait(0.005)
     assert len(robot.chunks) == chunks, "the chunk that was under way is thrown away"
     robot.loop.set_enabled(True)
     robot.sense()
     robot.wait_for_chunks(chunks + 1)
     assert robot.loop.tick() is not None
+
+
+def test_the_robot_goes_before_every_client(policy: Policy, robot: Robot) -> None:
+    done: list[str] = []
+    clients = [
+        policy.submit(Observation({"cam_high": robot.image}, np.full(14, 0.1 * index), "x"), num_steps=60 + index)
+        for index in range(4)
+    ]
+    for client in clients:
+        client.add_done_callback(lambda _: done.append("client"))
+    robot.until(clients[0].running)
+    robot.sense()
+    robot.loop.start()
+    robot.wait_for_chunks(1)
+    assert len(done) < 3, "it did not wait for those that came earlier"
+    for client in clients:
+        client.result(30)
 
 
 def test_nothing_is_commanded_before_the_first_chunk(robot: Robot) -> None:
