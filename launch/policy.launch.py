@@ -24,6 +24,7 @@ from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import LifecycleNode
 from launch_ros.event_handlers import OnStateTransition
 from launch_ros.events.lifecycle import ChangeState
+from launch_ros.parameter_descriptions import ParameterValue
 from lifecycle_msgs.msg import Transition
 
 SHARE = Path(get_package_share_directory("pi05_ros"))
@@ -40,7 +41,7 @@ ARGUMENTS = {
     **{name: ("", f"{description}; empty: as in the YAML files") for name, description in PARAMETERS.items()},
     "params_file": ("", "YAML file whose parameters go over those of config/policy.yaml"),
     "namespace": ("", "namespace of the node"),
-    "use_sim_time": ("false", "follow /clock: true in simulation and with bags, false on a robot"),
+    "use_sim_time": ("", "follow /clock: true in simulation and with bags; empty: as in the YAML files, else false"),
     "autostart": ("true", "configure and activate the node at once"),
     "log_level": ("info", "debug, info, warn, error or fatal"),
 }
@@ -58,13 +59,18 @@ def policy_node(context: LaunchContext) -> list[LaunchDescriptionEntity]:
             raise ValueError(f"{name}: expected true or false, got {text!r}.")
         return text == "true"
 
-    given = {name: argument(name) for name in PARAMETERS if argument(name)}
+    # As text: launch would else read a prompt like "on" as YAML reads it.
+    given: dict[str, object] = {
+        name: ParameterValue(argument(name), value_type=str) for name in PARAMETERS if argument(name)
+    }
+    if argument("use_sim_time"):
+        given["use_sim_time"] = flag("use_sim_time")
     parameters: list[object] = [str(SHARE / "config" / "policy.yaml")]
     if argument("params_file"):
         if not Path(argument("params_file")).is_file():
             raise ValueError(f"params_file: there is no file {argument('params_file')!r}.")
         parameters.append(argument("params_file"))
-    parameters.append({**given, "use_sim_time": flag("use_sim_time")})
+    parameters.append(given)
     node = LifecycleNode(
         package="pi05_ros",
         executable="policy_node",

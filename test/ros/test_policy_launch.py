@@ -24,7 +24,7 @@ from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.msg import PolicyStatus
 
 SEED = 7
-PROMPT = "uncap: the 'pen'"
+PROMPT = "on"  # which YAML takes for a boolean, where it is not told otherwise
 SECOND = 1_000_000_000
 
 
