@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,18 +55,24 @@ class _Frames:
 class ObservationAssembler:
     """Keeps the newest frame per camera and a short history of joint states, and makes observations of them.
 
-    Any thread may call any method. Cameras that feed no input of the model, and cameras that are not required and have
-    no topic, are not part of it. A stream whose stamps go back by more than ``profile.stale_after`` has begun anew
+    Any thread may call any method. Cameras that the model does not read, and cameras that are not required and have no
+    topic, are not part of it. A stream whose stamps go back by more than ``profile.stale_after`` has begun anew
     (a bag that loops); a smaller step back is a message that came late.
 
+    cameras: names of the cameras that the model reads; None: those that have a slot in the profile.
     on_notice: told, in one sentence, what an operator should hear of: a clock or a stream that went back in time.
 
     Raises ProfileError: the robot is not driven over ROS (a required camera or an arm has no topic).
     """
 
-    def __init__(self, profile: RobotProfile, on_notice: Callable[[str], None] = logger.warning) -> None:
-        needed = [camera for camera in profile.cameras if camera.slot and camera.required]
-        nameless = [f"camera {camera.name}" for camera in needed if not camera.topic]
+    def __init__(
+        self,
+        profile: RobotProfile,
+        cameras: Collection[str] | None = None,
+        on_notice: Callable[[str], None] = logger.warning,
+    ) -> None:
+        read = [camera for camera in profile.cameras if (camera.slot if cameras is None else camera.name in cameras)]
+        nameless = [f"camera {camera.name}" for camera in read if camera.required and not camera.topic]
         nameless += [f"arm {arm.name or index}" for index, arm in enumerate(profile.arms) if not arm.state_topic]
         if nameless:
             raise ProfileError(f"Robot profile {profile.name}: no topic is given for {', '.join(nameless)}.")
@@ -76,7 +82,7 @@ class ObservationAssembler:
         self._notice = on_notice
         self._lock = threading.Lock()
         self._newest_now_ns: int | None = None
-        self._frames = {camera.name: _Frames(camera) for camera in profile.cameras if camera.slot and camera.topic}
+        self._frames = {camera.name: _Frames(camera) for camera in read if camera.topic}
         self._joints: dict[str, JointHistory] = {}
         window_ns = self._stale_ns + 2 * self._skew_ns  # whatever a usable frame may want to be matched with
         for topic in dict.fromkeys(arm.state_topic or "" for arm in profile.arms):

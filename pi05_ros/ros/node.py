@@ -29,7 +29,7 @@ from std_srvs.srv import SetBool, Trigger
 
 from pi05_ros.errors import Pi05Error
 from pi05_ros.msg import ActionChunk, PolicyStatus
-from pi05_ros.policy import Policy, load_profile
+from pi05_ros.policy import Policy, RobotProfile, load_profile
 from pi05_ros.policy.profile import Camera
 from pi05_ros.robot.assembly import ObservationAssembler
 from pi05_ros.robot.loop import SECOND, LoopChunk, LoopState, PolicyLoop
@@ -139,10 +139,12 @@ class PolicyNode(LifecycleNode):
             raise Pi05Error("checkpoint: no checkpoint is given; set it to a folder in LeRobot or openpi layout.")
         profile = load_profile(parameters.robot)
         # What is cheap to find wrong comes before the weights.
-        assembler = ObservationAssembler(profile, on_notice=lambda text: self.get_logger().warning(text))
+        ObservationAssembler(profile)
         period_ns = round(SECOND / profile.control_hz)
         self._output = RobotOutput(self, profile, period_ns) if parameters.commands else None
-        self.get_logger().info(f"Loading {parameters.checkpoint} for {profile.name} ...")
+        self._reason = f"Loading {parameters.checkpoint} for {profile.name} ..."
+        self.get_logger().info(self._reason)
+        self.publish_status()
         self._policy = Policy.from_checkpoint(
             parameters.checkpoint,
             parameters.device,
@@ -151,6 +153,7 @@ class PolicyNode(LifecycleNode):
             **parameters.policy_options,
             progress=self._load_progress(),
         )
+        assembler = self._make_assembler(profile, self._policy)
         self._settings, self._assembler = parameters, assembler
         prompt = self._given_prompt or parameters.prompt
         self._loop = PolicyLoop(
@@ -166,6 +169,18 @@ class PolicyNode(LifecycleNode):
             f"{profile.state_dim} dimensions at {profile.control_hz:g} Hz"
             + ("." if parameters.commands else "; command_output is none: the robot is not commanded.")
         )
+
+    def _make_assembler(self, profile: RobotProfile, policy: Policy) -> ObservationAssembler:
+        """For the cameras that the checkpoint reads, which may be others than those with a slot in the profile."""
+        cameras = [name for name in policy.binding.cameras if name is not None]
+        assembler = ObservationAssembler(profile, cameras, on_notice=lambda text: self.get_logger().warning(text))
+        without = set(cameras) - {camera.name for camera in assembler.cameras}
+        if without:
+            self.get_logger().warning(
+                f"The checkpoint reads camera {', '.join(sorted(without))}, for which robot profile {profile.name!r} "
+                "has no topic: that input of the model is masked."
+            )
+        return assembler
 
     def _load_progress(self) -> Callable[[int, int], None]:
         """Logs how far loading is, every few seconds, and gives up when the process is to end."""

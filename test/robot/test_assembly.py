@@ -159,6 +159,13 @@ def test_a_camera_that_the_model_does_not_read_is_not_part_of_it() -> None:
         ObservationAssembler(PROFILE).add_image("cam_low", NOW, frame())
 
 
+def test_the_model_may_read_a_camera_that_the_profile_gives_no_slot() -> None:
+    """A checkpoint that names ``cam_low`` itself; and it may read fewer than the profile has."""
+    cameras = tuple(dataclasses.replace(camera, topic=f"/{camera.name}") for camera in PROFILE.cameras)
+    assembler = ObservationAssembler(dataclasses.replace(PROFILE, cameras=cameras), cameras=("cam_low", "cam_high"))
+    assert [camera.name for camera in assembler.cameras] == ["cam_high", "cam_low"]
+
+
 @pytest.mark.parametrize("offset", [None, -600 * MS, -150 * MS, 300 * MS])
 def test_an_optional_camera_is_left_out_while_absent_stale_or_of_another_moment(offset: int | None) -> None:
     assembler = ObservationAssembler(optional_wrist())
