@@ -131,6 +131,12 @@ def test_all_that_is_wrong_is_said_at_once(checkpoint: Path) -> None:
         assert part in message
 
 
+def test_a_single_unknown_tensor_is_an_error(checkpoint: Path) -> None:
+    rewrite(checkpoint, lambda tensors: {**tensors, "paligemma_with_expert.adapter.weight": torch.zeros(1)})
+    with pytest.raises(CheckpointError, match=r"1 unexpected: paligemma_with_expert\.adapter\.weight"):
+        load_model(checkpoint)
+
+
 def test_every_single_tensor_is_needed(original: Path, checkpoint: Path) -> None:
     keys = [key for key in load_file(original / "model.safetensors") if key != EXPERT + "lm_head.weight"]
     for key in keys[::7]:

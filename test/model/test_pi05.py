@@ -58,6 +58,18 @@ def test_masked_work_costs_nothing(model: Pi05Model) -> None:
     )
 
 
+def test_an_absent_image_of_one_sample_costs_nothing(model: Pi05Model) -> None:
+    batch = inputs(cameras=3, batch=2)
+    batch["image_masks"][1, 0] = False
+    seen: list[int] = []
+    hook = model.vision.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    try:
+        model.sample_actions(**batch)
+    finally:
+        hook.remove()
+    assert seen == [5]
+
+
 def test_the_last_prefix_layer_does_no_dead_work(model: Pi05Model) -> None:
     last = model.prefix.layers[-1]
 
