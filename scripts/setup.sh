@@ -22,7 +22,8 @@ sourced is used; otherwise ROS 2 Jazzy comes as wheels from PyPI. Afterwards: so
   --no-build                    only the environment
 
 Environment variables:
-  PYTHON                        interpreter to use (default: python3 of the sourced ROS; else python3.11, 3.12, 3.10, 3.13)
+  PYTHON                        interpreter to use (default: python3 of the sourced ROS; else the first there is of
+                                python3.11, 3.12, 3.10, 3.13)
   PI05_ROS_TORCH                pip requirement for torch (default: torch==2.13.0 on Python 3.11, else torch>=2.4).
                                 PyPI's build for Linux carries CUDA (several GB); the path of a CPU wheel saves that
   PI05_ROS_ACCEPT_ISAACSIM=0    do not fetch the isaacsim-ros2 wheel (proprietary licence as a whole), from which
@@ -64,6 +65,8 @@ choose() {
             return
         fi
     done
+    BASE=
+    [ -n "${PYTHON:-}" ] || command -v python3 > /dev/null || return 0   # none at all: one of the system packages
     fail "Python 3.10 to 3.13 is needed, as no ROS 2 is sourced and its wheels exist for these; looked at" \
         "${PYTHON:-python3.11, python3.12, python3.10, python3.13 and python3}. On Debian or Ubuntu: apt-get install" \
         "python3. Elsewhere source a ROS 2, or name an interpreter: PYTHON=/path/to/python3.11."
@@ -74,14 +77,18 @@ choose() {
 has_library() { PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -q "$1"; }
 
 missing_packages() {
-    local python
-    python=$("$BASE" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
-    command -v cmake > /dev/null || echo cmake
-    command -v g++ > /dev/null || echo g++
-    command -v make > /dev/null || echo make
+    local python=python3 command
+    if [ -z "$BASE" ]; then
+        echo python3
+    else
+        python=$("$BASE" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+    fi
     succeeds "$BASE" 'import ensurepip, venv' || echo "$python-venv"
     succeeds "$BASE" 'import os, sysconfig; os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))' ||
         echo "$python-dev"
+    for command in cmake g++ make; do
+        command -v "$command" > /dev/null || echo "$command"
+    done
     # MuJoCo renders without a display through either of them.
     has_library libEGL_mesa || has_library libOSMesa || echo "libegl1 libegl-mesa0 libgl1-mesa-dri"
     has_library 'libGL\.so\.1' || echo libgl1
@@ -105,6 +112,7 @@ system_packages() {
     # shellcheck disable=SC2086
     logged "apt-get install $missing" env DEBIAN_FRONTEND=noninteractive \
         apt-get install -y --no-install-recommends $missing
+    [ -n "$BASE" ] || choose
     missing=$(missing_packages | paste -sd ' ')
     [ -z "$missing" ] || fail "still missing after apt-get install: $missing."
 }
