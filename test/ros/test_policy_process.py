@@ -1,0 +1,250 @@
+"""The executable by itself: signals at every moment, a configure that fails and is mended, parameters refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
+from rcl_interfaces.srv import SetParameters
+from robot_stand_in import Robot
+
+from pi05_ros.checkpoint import make_checkpoint
+from pi05_ros.msg import PolicyStatus
+
+CONFIGURE, CLEANUP = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_CLEANUP
+ACTIVATE, DEACTIVATE = Transition.TRANSITION_ACTIVATE, Transition.TRANSITION_DEACTIVATE
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("tiny", tmp_path_factory.mktemp("process") / "tiny")
+
+
+@pytest.fixture
+def robot() -> Iterator[Robot]:
+    robot = Robot()
+    yield robot
+    robot.close()
+
+
+class Node:
+    """A process of policy_node, and how to drive it."""
+
+    def __init__(self, log: Path, *arguments: str, **parameters: Any) -> None:
+        given = [word for name, value in parameters.items() for word in ("-p", f"{name}:={value}")]
+        self.log = log
+        command = [sys.executable, "-m", "pi05_ros.tools.policy_node", *arguments, "--ros-args", *given]
+        self.process = subprocess.Popen(command, stderr=log.open("w"), stdout=subprocess.DEVNULL)
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def wait_for_text(self, pattern: str, timeout: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < deadline, f"{pattern!r} did not come; the log: {self.text}"
+            assert self.process.poll() is None, f"it ended with {self.process.returncode}; the log: {self.text}"
+            time.sleep(0.01)
+
+    def end(self, number: int = signal.SIGINT) -> tuple[int, float]:
+        """Exit code and seconds that it took after the signal."""
+        began = time.monotonic()
+        self.process.send_signal(number)
+        return self.process.wait(20), time.monotonic() - began
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    nodes: list[Node] = []
+
+    def begin(*arguments: str, **parameters: Any) -> Node:
+        nodes.append(Node(tmp_path / f"log_{len(nodes)}", *arguments, **parameters))
+        return nodes[-1]
+
+    yield begin
+    for node in nodes:
+        node.kill()
+
+
+def change_state(robot: Robot, transition: int) -> bool:
+    request = ChangeState.Request(transition=Transition(id=transition))
+    return bool(robot.call(ChangeState, "/policy_node/change_state", request).success)
+
+
+def state(robot: Robot) -> str:
+    return str(robot.call(GetState, "/policy_node/get_state", GetState.Request()).current_state.label)
+
+
+def set_parameter(robot: Robot, name: str, value: str | int | float) -> Any:
+    if isinstance(value, str):
+        typed = ParameterValue(type=ParameterType.PARAMETER_STRING, string_value=value)
+    elif isinstance(value, int):
+        typed = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=value)
+    else:
+        typed = ParameterValue(type=ParameterType.PARAMETER_DOUBLE, double_value=value)
+    request = SetParameters.Request(parameters=[Parameter(name=name, value=typed)])
+    return robot.call(SetParameters, "/policy_node/set_parameters", request).results[0]
+
+
+def assert_ended_well(node: Node, number: int) -> None:
+    code, seconds = node.end(number)
+    assert code == 0, node.text
+    assert seconds < 5, node.text
+    assert "Traceback" not in node.text
+
+
+def test_a_wrong_path_leaves_the_node_to_be_mended(start: Any, robot: Robot, checkpoint: Path) -> None:
+    node = start(checkpoint="/no/such/folder", robot="aloha_sim", prompt="x", device="cpu")
+    robot.wait_for_status(PolicyStatus.UNCONFIGURED, "Not configured yet.")
+    assert not change_state(robot, CONFIGURE)
+    status = robot.wait_for_status(PolicyStatus.UNCONFIGURED, "/no/such/folder")
+    assert "\n" not in status.reason
+    assert status.reason in node.text
+    assert state(robot) == "unconfigured"
+
+    assert set_parameter(robot, "checkpoint", str(checkpoint)).successful
+    assert set_parameter(robot, "robot", "no_such_robot").successful
+    assert not change_state(robot, CONFIGURE)
+    robot.wait_for_status(PolicyStatus.UNCONFIGURED, "'no_such_robot'")
+    assert set_parameter(robot, "robot", "libero").successful
+    assert not change_state(robot, CONFIGURE)
+    robot.wait_for_status(PolicyStatus.UNCONFIGURED, "no topic is given for camera image")
+    assert set_parameter(robot, "robot", "aloha_ros2").successful
+    assert not change_state(robot, CONFIGURE)
+    robot.wait_for_status(PolicyStatus.UNCONFIGURED, "interbotix_xs_msgs, which is not installed here")
+
+    assert set_parameter(robot, "robot", "aloha_sim").successful
+    assert change_state(robot, CONFIGURE)
+    robot.wait_for_status(PolicyStatus.INACTIVE)
+    assert change_state(robot, ACTIVATE)
+    robot.wait_for_chunk()
+    assert_ended_well(node, signal.SIGTERM)
+
+
+def test_parameters_are_refused_with_a_reason(start: Any, robot: Robot, checkpoint: Path) -> None:
+    node = start(checkpoint=checkpoint, robot="aloha_sim", device="cpu", command_output="none", prompt="'x'")
+    result = set_parameter(robot, "precision", "float31")
+    assert (result.successful, result.reason) == (
+        False,
+        "precision: expected one of openpi, float32, bfloat16, got 'float31'.",
+    )
+    assert not set_parameter(robot, "replan_steps", 0).successful
+    assert not set_parameter(robot, "max_ahead", -1.0).successful
+    assert not set_parameter(robot, "replan_steps", "ten").successful
+    assert change_state(robot, CONFIGURE)
+    result = set_parameter(robot, "checkpoint", "/other")
+    assert not result.successful
+    assert "is read when the node is configured" in result.reason
+    assert set_parameter(robot, "prompt", "another").successful
+    assert change_state(robot, ACTIVATE)
+    robot.wait_for_chunk(prompt="another")
+    assert_ended_well(node, signal.SIGINT)
+
+
+def test_the_life_cycle_may_be_gone_through_again_and_again(start: Any, robot: Robot, checkpoint: Path) -> None:
+    node = start(checkpoint=checkpoint, robot="aloha_sim", prompt="x", device="cpu")
+    for _ in range(2):
+        assert change_state(robot, CONFIGURE)
+        for _ in range(2):
+            begin = robot.now_ns
+            assert change_state(robot, ACTIVATE)
+            robot.wait_for_status(PolicyStatus.RUNNING)
+            robot.wait_for_chunk(after_ns=begin)
+            assert change_state(robot, DEACTIVATE)
+            robot.wait_for_status(PolicyStatus.INACTIVE)
+            robot.spin(0.3)
+            last = robot.trajectories["right"][-1]
+            assert len(last.points) == 1, "the last that is sent is a hold"
+            counts = len(robot.trajectories["right"]), len(robot.chunks)
+            robot.spin(0.5)
+            assert (len(robot.trajectories["right"]), len(robot.chunks)) == counts
+        assert change_state(robot, CLEANUP)
+        robot.wait_for_status(PolicyStatus.UNCONFIGURED)
+    assert robot.chunks[-1].sequence < len(robot.chunks), "counted anew after a configure"
+    assert_ended_well(node, signal.SIGINT)
+
+
+def test_without_a_prompt_it_waits_for_one(start: Any, robot: Robot, checkpoint: Path) -> None:
+    node = start(checkpoint=checkpoint, robot="aloha_sim", device="cpu", command_output="none")
+    assert change_state(robot, CONFIGURE)
+    assert change_state(robot, ACTIVATE)
+    robot.wait_for_status(PolicyStatus.WAITING, "There is no prompt")
+    assert set_parameter(robot, "prompt", "now there is one").successful
+    robot.wait_for_chunk(prompt="now there is one")
+    assert not robot.trajectories["left"], "command_output is none"
+    assert_ended_well(node, signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay", [0.5, 1.5])
+def test_a_signal_while_it_starts(start: Any, number: int, delay: float) -> None:
+    node = start()
+    time.sleep(delay)
+    assert_ended_well(node, number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_weights_load(start: Any, robot: Robot, checkpoint: Path, number: int) -> None:
+    node = start(checkpoint=checkpoint, robot="aloha_sim", prompt="x", device="cpu")
+    client = robot.node.create_client(ChangeState, "/policy_node/change_state")
+    robot.wait_for(client.service_is_ready, "the node")
+    client.call_async(ChangeState.Request(transition=Transition(id=CONFIGURE)))
+    deadline = time.monotonic() + 20
+    while "Loading " not in node.text:
+        assert time.monotonic() < deadline, node.text
+        robot.executor.spin_once(timeout_sec=0.005)
+    assert_ended_well(node, number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_an_inference_runs(start: Any, robot: Robot, checkpoint: Path, number: int) -> None:
+    """An inference of many seconds, which nothing can break off."""
+    node = start(checkpoint=checkpoint, robot="aloha_sim", prompt="x", device="cpu", num_steps=1000)
+    assert change_state(robot, CONFIGURE)
+    assert change_state(robot, ACTIVATE)
+    robot.spin(1.0)
+    assert_ended_well(node, number)
+
+
+def test_a_parameter_of_the_wrong_type_is_one_line() -> None:
+    command = [sys.executable, "-m", "pi05_ros.tools.policy_node", "--ros-args", "-p", "replan_steps:=ten"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr.startswith("policy_node: Parameter replan_steps")
+    assert "Traceback" not in result.stderr
+
+
+def test_help_names_every_parameter() -> None:
+    from pi05_ros.ros.parameters import PARAMETERS
+
+    command = [sys.executable, "-m", "pi05_ros.tools.policy_node", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "200"})
+    assert result.returncode == 0
+    for spec in PARAMETERS:
+        assert f"  {spec.name} (" in result.stdout
+
+
+def test_the_yaml_file_has_every_parameter_at_its_default() -> None:
+    import yaml
+
+    from pi05_ros.policy.profile import config_folder
+    from pi05_ros.ros.parameters import PARAMETERS
+
+    values = yaml.safe_load((config_folder() / "policy.yaml").read_text())["/**"]["ros__parameters"]
+    assert values == {spec.name: spec.default for spec in PARAMETERS}
