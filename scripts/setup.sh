@@ -8,7 +8,7 @@ SCRIPTS=$ROOT/scripts
 VENV=$ROOT/.venv
 EXTRA=$VENV/ros2_extra                # pure-Python ROS packages for which there is no wheel of their own
 STAMPS=$VENV/.stamps
-LOG=$VENV/setup.log
+LOG=$VENV/setup.log                   # of a temporary name until there is a .venv
 ISAACSIM=isaacsim-ros2==6.2.0.0
 STEP=0
 
@@ -278,6 +278,7 @@ main() {
     [ "$SOURCE" = wheels ] || distro=${ROS_DISTRO:-}
     step venv "$SOURCE $distro $VENV $("$BASE" -c 'import sys; print(sys.version, sys.base_prefix)' | tr '\n' ' ')" \
         make_venv "Python environment .venv"
+    LOG=$VENV/setup.log
     SITE=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
     version=$("$VENV/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     TORCH=${PI05_ROS_TORCH:-$([ "$version" = 3.11 ] && echo torch==2.13.0 || echo 'torch>=2.4')}
