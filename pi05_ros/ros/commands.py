@@ -100,7 +100,7 @@ class TrajectoryOutput(Output):
         self._next_ns = 0
 
     def send(self, rows: np.ndarray, setpoints: Setpoints) -> None:
-        if not setpoints.fresh and 0 <= self._next_ns - setpoints.start_ns < SECOND:
+        if not setpoints.fresh and 0 < self._next_ns - setpoints.start_ns < SECOND:
             return
         self._next_ns = setpoints.start_ns + max(len(rows) // 2, 1) * self._period_ns
         self._trajectories.publish(self.message(rows, setpoints.start_ns))

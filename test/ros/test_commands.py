@@ -1,0 +1,169 @@
+"""Setpoints to command messages, for every kind of output."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from std_msgs.msg import Float64MultiArray
+
+from pi05_ros.errors import ProfileError
+from pi05_ros.policy import RobotProfile, load_profile
+from pi05_ros.robot.execution import Setpoints
+from pi05_ros.ros.commands import RobotOutput
+
+PERIOD = 20_000_000
+START = 1_000 * PERIOD
+
+INTERBOTIX = """
+from dataclasses import dataclass, field
+
+@dataclass
+class JointGroupCommand:
+    name: str
+    cmd: list
+
+@dataclass
+class JointSingleCommand:
+    name: str
+    cmd: float
+"""
+
+
+class Node:
+    """The part of a node that an output needs, keeping what is published by topic."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, list[Any]] = {}
+        self.kinds: dict[str, Any] = {}
+
+    def create_publisher(self, kind: Any, topic: str, qos: Any) -> Any:
+        self.sent[topic], self.kinds[topic] = [], kind
+        return SimpleNamespace(publish=self.sent[topic].append, topic=topic)
+
+    def destroy_publisher(self, publisher: Any) -> None:
+        del self.kinds[publisher.topic]
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+@pytest.fixture
+def interbotix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Stand-ins of the driver's two messages, importable as the real ones are."""
+    folder = tmp_path / "interbotix_xs_msgs"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "msg.py").write_text(INTERBOTIX)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in ("interbotix_xs_msgs", "interbotix_xs_msgs.msg"):
+        sys.modules.pop(name, None)
+
+
+def setpoints(profile: RobotProfile, count: int = 10, fresh: bool = False, start_ns: int = START) -> Setpoints:
+    """Row i is i + column / 100; grippers half open."""
+    rows = np.arange(count)[:, None] + np.arange(profile.action_dim) / 100
+    rows[:, np.array(profile.gripper_mask)] = 0.5
+    return Setpoints(rows, start_ns, fresh)
+
+
+def output(node: Node, profile: RobotProfile) -> RobotOutput:
+    return RobotOutput(node, profile, PERIOD)  # type: ignore[arg-type]
+
+
+def test_a_trajectory_is_the_rows_of_its_arm_in_command_units(node: Node) -> None:
+    profile = load_profile("aloha_sim")
+    output(node, profile).send(setpoints(profile))
+    (message,) = node.sent["/aloha_sim/right/joint_trajectory"]
+    assert list(message.joint_names) == [*profile.arms[1].joints, "left_finger"]
+    assert message.header.stamp.sec * 10**9 + message.header.stamp.nanosec == START
+    positions = np.array([point.positions for point in message.points])
+    velocities = np.array([point.velocities for point in message.points])
+    assert np.allclose(positions[:, :6], np.arange(10)[:, None] + np.arange(7, 13) / 100)
+    gripper = profile.arms[1].gripper
+    assert gripper is not None
+    assert np.allclose(positions[:, 6], (gripper.command_at_0 + gripper.command_at_1) / 2)
+    assert np.allclose(velocities[:-1, :6], 50.0), "one radian a period"
+    assert np.allclose(velocities[:, 6], 0.0)
+    assert (velocities[-1] == 0.0).all(), "a joint_trajectory_controller refuses to end in motion"
+    times = [point.time_from_start.sec * 10**9 + point.time_from_start.nanosec for point in message.points]
+    assert times == [(index + 1) * PERIOD for index in range(10)]
+
+
+def test_a_trajectory_is_renewed_when_half_of_it_has_passed_or_something_new_begins(node: Node) -> None:
+    profile = load_profile("aloha_sim")
+    arms = output(node, profile)
+    sent = node.sent["/aloha_sim/left/joint_trajectory"]
+    for tick in range(20):
+        arms.send(setpoints(profile, start_ns=START + tick * PERIOD))
+    assert [message.header.stamp.nanosec % 10**9 // PERIOD for message in sent] == [0, 5, 10, 15]
+    arms.send(setpoints(profile, start_ns=START + 21 * PERIOD, fresh=True))
+    assert len(sent) == 5
+    arms.send(setpoints(profile, start_ns=START - 500 * PERIOD))
+    assert len(sent) == 6, "a clock that was set back does not silence it"
+
+
+def test_a_trajectory_of_one_row_is_sent_at_every_tick(node: Node) -> None:
+    profile = load_profile("aloha_sim")
+    arms = output(node, profile)
+    for tick in range(5):
+        arms.send(setpoints(profile, count=1, start_ns=START + tick * PERIOD))
+    assert len(node.sent["/aloha_sim/left/joint_trajectory"]) == 5
+
+
+def test_an_array_is_the_one_row_that_is_due(node: Node) -> None:
+    profile = load_profile("franka_droid")
+    arm = output(node, profile)
+    for tick in range(3):
+        arm.send(setpoints(profile, start_ns=START + tick * PERIOD))
+    sent = node.sent["/joint_velocity_controller/commands"]
+    assert node.kinds["/joint_velocity_controller/commands"] is Float64MultiArray
+    assert len(sent) == 3, "at every tick"
+    assert np.allclose(sent[0].data, [*(np.arange(7) / 100), 0.4])
+
+
+@pytest.mark.usefixtures("interbotix")
+def test_interbotix_takes_the_arm_as_a_group_and_the_gripper_alone(node: Node) -> None:
+    profile = load_profile("aloha_ros2")
+    output(node, profile).send(setpoints(profile))
+    (group,) = node.sent["/follower_right/commands/joint_group"]
+    (single,) = node.sent["/follower_right/commands/joint_single"]
+    assert group.name == "arm"
+    assert np.allclose(group.cmd, np.arange(7, 13) / 100)
+    assert single.name == "gripper"
+    assert single.cmd == pytest.approx((0.6197 + 1.6214) / 2)
+
+
+def test_without_the_interbotix_messages_the_way_out_is_said(node: Node) -> None:
+    with pytest.raises(ProfileError, match=r"interbotix_xs_msgs, which is not installed here.*command_output to none"):
+        output(node, load_profile("aloha_ros2"))
+
+
+def test_actions_that_are_no_joint_values_command_nothing(node: Node) -> None:
+    with pytest.raises(ProfileError, match="'libero' says no command that its actions could go to"):
+        output(node, load_profile("libero"))
+
+
+def test_velocities_are_no_trajectory(node: Node) -> None:
+    profile = load_profile("franka_droid")
+    assert profile.arms[0].command is not None
+    command = dataclasses.replace(profile.arms[0].command, type="joint_trajectory")
+    arms = (dataclasses.replace(profile.arms[0], command=command),)
+    with pytest.raises(ProfileError, match="takes positions, its actions are velocities"):
+        output(node, dataclasses.replace(profile, arms=arms))
+
+
+def test_publishers_are_given_back(node: Node) -> None:
+    arms = output(node, load_profile("aloha_sim"))
+    assert len(node.kinds) == 2
+    arms.destroy()
+    assert node.kinds == {}
