@@ -227,7 +227,7 @@ def test_batched_and_single_requests_agree(policy: Policy) -> None:
     together = policy.infer_batch(observations, seed=5)
     policy.reset()
     for alone, chunk in zip([policy.infer(one, seed=5) for one in observations], together, strict=True):
-        assert np.abs(alone.model_actions - chunk.model_actions).max() < 2e-6 * np.abs(alone.model_actions).max()
+        assert np.abs(alone.model_actions - chunk.model_actions).max() < 5e-6
 
 
 def test_many_threads_get_their_own_answers(policy: Policy) -> None:
@@ -298,10 +298,10 @@ def test_statistics_that_blow_up_are_refused(openpi: Path) -> None:
 
 
 def test_rtc_holds_the_first_rows(policy: Policy) -> None:
-    previous = policy.infer(observation(), seed=1)
-    rtc = RtcGuidance(previous.model_actions[10:], inference_delay=8, execution_horizon=20, schedule="EXP")
+    previous = policy.infer(observation(), seed=1).model_actions + 1.0  # somewhere else than where it would go
+    rtc = RtcGuidance(previous[10:], inference_delay=8, execution_horizon=20, schedule="EXP")
     plain, guided = policy.infer(observation(), seed=2), policy.infer(observation(), seed=2, rtc=rtc)
-    held = previous.model_actions[10:18]
+    held = previous[10:18]
     assert np.abs(guided.model_actions[:8] - held).mean() < 0.3 * np.abs(plain.model_actions[:8] - held).mean()
     assert np.abs(guided.model_actions[30:] - plain.model_actions[30:]).max() < 0.5, "rows beyond the window are free"
 
