@@ -303,7 +303,8 @@ def test_rtc_holds_the_first_rows(policy: Policy) -> None:
     plain, guided = policy.infer(observation(), seed=2), policy.infer(observation(), seed=2, rtc=rtc)
     held = previous[10:18]
     assert np.abs(guided.model_actions[:8] - held).mean() < 0.3 * np.abs(plain.model_actions[:8] - held).mean()
-    assert np.abs(guided.model_actions[30:] - plain.model_actions[30:]).max() < 0.5, "rows beyond the window are free"
+    free = np.abs(guided.model_actions[30:] - plain.model_actions[30:]).mean()
+    assert free < 0.3, "rows beyond the window follow of themselves, and are not pulled by one whole unit"
 
 
 def test_openpi_deltas_are_added_to_the_state(openpi: Path) -> None:
