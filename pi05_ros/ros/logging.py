@@ -12,19 +12,18 @@ class _RosHandler(logging.Handler):
     def __init__(self, logger: Any) -> None:
         super().__init__()
         self._logger = logger
-        self._levels = (
-            (logging.ERROR, logger.error),
-            (logging.WARNING, logger.warning),
-            (logging.INFO, logger.info),
-            (logging.DEBUG, logger.debug),
-        )
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record)
-        for level, say in self._levels:
-            if record.levelno >= level:
-                say(text)
-                return
+        # One line of code for each severity: rclpy remembers a call by its line, and refuses another severity there.
+        if record.levelno >= logging.ERROR:
+            self._logger.error(text)
+        elif record.levelno >= logging.WARNING:
+            self._logger.warning(text)
+        elif record.levelno >= logging.INFO:
+            self._logger.info(text)
+        else:
+            self._logger.debug(text)
 
 
 @contextmanager
