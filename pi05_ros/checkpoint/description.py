@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any, Literal
 from pi05_ros.checkpoint.norm_stats import NormStats, read_lerobot_stats, read_norm_stats
 from pi05_ros.errors import CheckpointError
 from pi05_ros.model import Pi05Config
+
+logger = logging.getLogger(__name__)
 
 IMAGE_PREFIX = "observation.images."
 
@@ -73,25 +76,39 @@ def read_checkpoint(path: str | Path, asset_id: str | None = None, with_stats: b
 
 
 class _Reader:
-    """Fields of one JSON object, each checked as it is read."""
+    """Fields of one JSON object, each checked as it is read. A null counts as absent."""
 
-    def __init__(self, file: Path, data: Mapping[str, Any]) -> None:
-        self.file, self.data = file, data
+    def __init__(self, file: Path, data: Mapping[str, Any], where: str = "") -> None:
+        self.file, self.data, self.where = file, data, where
 
     def get(self, name: str, kind: type | tuple[type, ...], default: Any) -> Any:
-        value = self.data.get(name, default)
-        if value is default:
-            return value
+        value = self.data.get(name)
+        if value is None:
+            return default
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             kinds = kind if isinstance(kind, tuple) else (kind,)
             expected = " or ".join(one.__name__ for one in kinds)
-            raise CheckpointError(f"{self.file}: {name}: expected {expected}, got {value!r}.")
+            raise CheckpointError(f"{self.file}: {self.where}{name}: expected {expected}, got {value!r}.")
         return value
+
+    def names(self, name: str, default: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """A list of texts."""
+        values = self.get(name, list, default)
+        if values is not default and not all(isinstance(value, str) for value in values):
+            raise CheckpointError(f"{self.file}: {self.where}{name}: expected a list of names, got {values!r}.")
+        return values if values is None else tuple(values)
+
+    def texts(self, name: str) -> dict[str, str]:
+        """An object of texts."""
+        values = self.get(name, dict, {})
+        if not all(isinstance(value, str) for value in values.values()):
+            raise CheckpointError(f"{self.file}: {self.where}{name}: expected an object of texts, got {values!r}.")
+        return dict(values)
 
     def positive(self, name: str, default: int) -> int:
         value: int = self.get(name, int, default)
         if value <= 0:
-            raise CheckpointError(f"{self.file}: {name}: expected a positive number, got {value}.")
+            raise CheckpointError(f"{self.file}: {self.where}{name}: expected a positive number, got {value}.")
         return value
 
     def architecture(self, **others: Any) -> Pi05Config:
@@ -139,9 +156,9 @@ def _read_lerobot(folder: Path, reader: _Reader, with_stats: bool) -> Checkpoint
     cameras += [f"empty_camera_{index}" for index in range(reader.get("empty_cameras", int, 0))]
     if not cameras:
         raise CheckpointError(f"{reader.file}: input_features: expected at least one of type VISUAL, got {inputs!r}.")
+    _refuse_other_models(reader)
     pre, post = _steps(folder, "policy_preprocessor.json"), _steps(folder, "policy_postprocessor.json")
-    normalizer, unnormalizer = pre.get("normalizer_processor", {}), post.get("unnormalizer_processor", {})
-    modes = reader.get("normalization_mapping", dict, {})
+    state, action = pre.get("normalizer_processor"), post.get("unnormalizer_processor")
     return Checkpoint(
         folder=folder,
         layout="lerobot",
@@ -151,18 +168,21 @@ def _read_lerobot(folder: Path, reader: _Reader, with_stats: bool) -> Checkpoint
         cameras=tuple(dict.fromkeys(cameras)),
         state_dim=_feature_dim(reader.file, "input_features", inputs, "observation.state", None),
         action_dim=_feature_dim(reader.file, "output_features", outputs, "action", config.action_dim),
-        normalization={
-            ours: step.get("config", {}).get("norm_map", modes).get(theirs, "QUANTILES")
-            for ours, theirs, step in (("state", "STATE", normalizer), ("action", "ACTION", unnormalizer))
-        },
-        norm_stats=_lerobot_stats(folder, [normalizer, unnormalizer]) if with_stats else None,
+        normalization={"state": _mode("STATE", state, reader), "action": _mode("ACTION", action, reader)},
+        norm_stats=_lerobot_stats(folder, action, state) if with_stats else None,
         relative_actions=_relative_actions(reader, pre),
-        rename_map={
-            str(old).removeprefix(IMAGE_PREFIX): str(new).removeprefix(IMAGE_PREFIX)
-            for old, new in pre.get("rename_observations_processor", {}).get("config", {}).get("rename_map", {}).items()
-        },
+        rename_map=_rename_map(pre.get("rename_observations_processor")),
         tokenizer=_find_tokenizer(folder),
     )
+
+
+def _refuse_other_models(reader: _Reader) -> None:
+    """Options that change what the network reads or does, and that we do not have."""
+    for name in ("use_proprioceptive_memory", "memory_enabled"):
+        if reader.data.get(name):
+            raise CheckpointError(f"{reader.file}: {name}: checkpoints with proprioceptive memory are not supported.")
+    if reader.get("rtc_training_max_delay", int, 0) > 0:
+        logger.warning("%s: rtc_training_max_delay: real-time chunking is guided here, not as trained.", reader.file)
 
 
 def _feature_dim(file: Path, group: str, features: Mapping[str, Any], name: str, default: int | None) -> int | None:
@@ -174,38 +194,96 @@ def _feature_dim(file: Path, group: str, features: Mapping[str, Any], name: str,
     return shape[0]
 
 
-def _steps(folder: Path, name: str) -> dict[str, dict[str, Any]]:
-    """Steps of a LeRobot processor file by their registry name; empty if the folder has no such file."""
-    if not (folder / name).is_file():
+KNOWN_STEPS = (
+    "rename_observations_processor",
+    "to_batch_processor",
+    "relative_actions_processor",
+    "delta_actions_processor",
+    "normalizer_processor",
+    "pi05_prepare_state_tokenizer_processor_step",
+    "tokenizer_processor",
+    "device_processor",
+    "unnormalizer_processor",
+    "absolute_actions_processor",
+)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step of a LeRobot processor: its configuration, and the file of its tensors."""
+
+    config: _Reader
+    state_file: str | None
+
+
+def _steps(folder: Path, name: str) -> dict[str, _Step]:
+    """Steps of a LeRobot processor file by their registry name; empty if the folder has no such file.
+
+    A step that is not known would change states or actions in a way that we would silently leave out, so it is refused.
+    """
+    file = folder / name
+    if not file.is_file():
         return {}
-    steps = _read_json(folder / name).get("steps", [])
-    try:
-        return {step["registry_name"]: step for step in steps}
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(f"{folder / name}: steps: expected objects with a registry_name: {error!r}") from error
+    steps = {}
+    for index, step in enumerate(_Reader(file, _read_json(file)).get("steps", list, [])):
+        where = f"steps[{index}]"
+        if not isinstance(step, dict) or step.get("registry_name") not in KNOWN_STEPS:
+            raise CheckpointError(
+                f"{file}: {where}: expected an object whose registry_name is one of {', '.join(KNOWN_STEPS)}, "
+                f"got {step!r}."
+            )
+        reader = _Reader(file, step, f"{where}.")
+        config = _Reader(file, reader.get("config", dict, {}), f"{where}.config.")
+        steps[step["registry_name"]] = _Step(config, reader.get("state_file", str, None))
+    return steps
 
 
-def _lerobot_stats(folder: Path, steps: list[dict[str, Any]]) -> NormStats | None:
-    files = [folder / step["state_file"] for step in steps if step.get("state_file")]
-    for file in files:
+def _mode(feature: str, step: _Step | None, config: _Reader) -> str:
+    """How STATE or ACTION is normalised: as its step says, else config.json. A map without it leaves it as it is."""
+    if step is not None and step.config.get("eps", (int, float), 1e-8) != 1e-8:
+        raise CheckpointError(f"{step.config.file}: eps: expected 1e-08, got {step.config.data['eps']!r}.")
+    modes = step.config.texts("norm_map") if step is not None else {}
+    modes = modes or config.texts("normalization_mapping")
+    return modes.get(feature, "IDENTITY") if modes else "QUANTILES"
+
+
+def _lerobot_stats(folder: Path, action: _Step | None, state: _Step | None) -> NormStats | None:
+    """Action statistics come from the unnormaliser, state statistics from the normaliser; both files may hold both."""
+    files = {
+        feature: folder / step.state_file
+        for feature, step in (("action", action), ("state", state))
+        if step is not None and step.state_file
+    }
+    for file in files.values():
         if not file.is_file():
             raise CheckpointError(f"{file}: the file does not exist, but the processor's JSON names it.")
-    return read_lerobot_stats(files) if files else None
+    if not files:
+        return None
+    read = {feature: read_lerobot_stats(file) for feature, file in files.items()}
+    either = next(iter(read.values()))
+    return NormStats(
+        read.get("state", either).state,
+        read.get("action", either).action,
+        ", ".join(dict.fromkeys(stats.source for stats in read.values())),
+    )
 
 
-def _relative_actions(reader: _Reader, steps: Mapping[str, dict[str, Any]]) -> RelativeActions:
+def _rename_map(step: _Step | None) -> dict[str, str]:
+    renames = {} if step is None else step.config.texts("rename_map")
+    return {old.removeprefix(IMAGE_PREFIX): new.removeprefix(IMAGE_PREFIX) for old, new in renames.items()}
+
+
+def _relative_actions(reader: _Reader, steps: Mapping[str, _Step]) -> RelativeActions:
     step = steps.get("relative_actions_processor") or steps.get("delta_actions_processor")
     if step is not None:
-        data = step.get("config", {})
-        enabled, excluded, names = data.get("enabled", False), data.get("exclude_joints"), data.get("action_names")
+        source, enabled, excluded, names = step.config, "enabled", "exclude_joints", "action_names"
     else:
-        enabled = reader.get("use_relative_actions", bool, False)
-        excluded = reader.get("relative_exclude_joints", list, None)
-        names = reader.get("action_feature_names", list, None)
+        source = reader
+        enabled, excluded, names = "use_relative_actions", "relative_exclude_joints", "action_feature_names"
     return RelativeActions(
-        enabled=bool(enabled),
-        exclude_joints=("gripper",) if excluded is None else tuple(map(str, excluded)),
-        action_names=None if names is None else tuple(map(str, names)),
+        enabled=source.get(enabled, bool, False),
+        exclude_joints=source.names(excluded, ("gripper",)) or (),
+        action_names=source.names(names, None),
     )
 
 
@@ -230,7 +308,10 @@ def _openpi_stats(folder: Path, asset_id: str | None) -> NormStats | None:
     if asset_id in found:
         return read_norm_stats(found[asset_id])
     if len(found) == 1:
-        return read_norm_stats(next(iter(found.values())))
+        (name, file), *_ = found.items()
+        if asset_id is not None:
+            logger.warning("%s: these are the statistics of %r, the robot profile expects %r.", file, name, asset_id)
+        return read_norm_stats(file)
     raise CheckpointError(
         f"{assets}: several norm stats ({', '.join(found)}), none named {asset_id!r} as the robot profile says. "
         "Give the file with norm_stats=."

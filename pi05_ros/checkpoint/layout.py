@@ -11,6 +11,7 @@ import re
 _PALIGEMMA = "paligemma_with_expert.paligemma.model."
 _VISION = _PALIGEMMA + "vision_tower.vision_model."
 EMBEDDING_NAME = "prefix.embed_tokens.weight"
+EMBED_TOKENS_KEY = _PALIGEMMA + "language_model.embed_tokens.weight"
 LM_HEAD_KEY = "paligemma_with_expert.paligemma.lm_head.weight"
 """Where published files keep the token embedding: the saver of tied tensors keeps the alphabetically first name."""
 EXPERT_LM_HEAD_KEY = "paligemma_with_expert.gemma_expert.lm_head.weight"
@@ -59,6 +60,11 @@ def canonical(key: str) -> str:
 def is_dropped(key: str) -> bool:
     """True for tensors that checkpoints may hold and inference never uses."""
     return _DROPPED.match(canonical(key)) is not None
+
+
+def is_lm_head(key: str) -> bool:
+    """True for the output head that holds the token embedding where a file has no ``embed_tokens``."""
+    return canonical(key) == LM_HEAD_KEY
 
 
 def model_name(key: str) -> str | None:

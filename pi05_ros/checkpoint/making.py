@@ -1,8 +1,8 @@
 """Random-weight checkpoints of any size, in the files and names of real ones: for tests, demos and benchmarks.
 
-They are complete (weights, configuration, statistics, tokenizer) and useless for a task. Every tensor is drawn from
-its own generator, seeded by the checkpoint's seed and the tensor's name, and written before the next one is drawn, so
-that a full-size checkpoint needs the memory of its largest tensor.
+They are complete (weights, configuration, statistics, tokenizer) and useless for a task. Every tensor has a generator
+of its own, seeded by the checkpoint's seed and the tensor's name, and is written before the next one is made, so that a
+full-size checkpoint needs the memory of its largest tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from pi05_ros.checkpoint.layout import EMBEDDING_NAME, EXPERT_LM_HEAD_KEY, checkpoint_key
+from pi05_ros.checkpoint.layout import EMBED_TOKENS_KEY, EXPERT_LM_HEAD_KEY, LM_HEAD_KEY, checkpoint_key
 from pi05_ros.checkpoint.stand_in_tokenizer import stand_in_tokenizer
 from pi05_ros.errors import CheckpointError
 from pi05_ros.model import Pi05Config, Pi05Model
@@ -59,9 +59,13 @@ def make_checkpoint(
             raise CheckpointError(f"{name}: expected one of {', '.join(known)}, got {value!r}.")
     folder = Path(folder)
     weights = folder / "model.safetensors"
-    if weights.exists() and not overwrite:
-        raise CheckpointError(f"{weights} exists already; choose another folder, or overwrite it explicitly.")
+    present = [path.name for path in (*folder.glob("*.safetensors*"), folder / "config.json") if path.exists()]
+    if present and not overwrite:
+        raise CheckpointError(
+            f"{folder} holds {present[0]} already; choose another folder, or overwrite it (overwrite=True, --force)."
+        )
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)  # else the shards of before would be read
     config = PRESETS[preset]()
     architecture = {} if preset == "pi05_base" else {"pi05_ros_architecture": config.architecture()}
     if layout == "lerobot":
@@ -70,9 +74,12 @@ def make_checkpoint(
         _write_openpi(folder, config, architecture, dtype)
     (folder / "tokenizer.json").write_text(stand_in_tokenizer(config.prefix.vocab), encoding="utf-8")
     partial = folder / "model.safetensors.partial"
-    with partial.open("wb") as file:
-        _write_weights(file, config, seed, dtype, progress)
-    partial.replace(weights)
+    try:
+        with partial.open("wb") as file:
+            _write_weights(file, config, seed, dtype, progress)
+        partial.replace(weights)
+    finally:
+        partial.unlink(missing_ok=True)
     return folder
 
 
@@ -87,8 +94,7 @@ def _write_weights(
     for key, (_, shape) in shapes.items():
         begin, end = end, end + shape.numel() * torch_dtype.itemsize
         header[key] = {"dtype": dtype_name, "shape": list(shape), "data_offsets": [begin, end]}
-    alias = checkpoint_key("prefix.norm.weight").replace("norm.weight", "embed_tokens.weight")
-    header["__metadata__"] = {"format": "pt", alias: checkpoint_key(EMBEDDING_NAME)}
+    header["__metadata__"] = {"format": "pt", EMBED_TOKENS_KEY: LM_HEAD_KEY}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     file.write(len(encoded).to_bytes(8, "little"))

@@ -52,6 +52,11 @@ class NormStats:
         sizes = {name: len(stats[name]) for name in MODES[mode]}
         if len(set(sizes.values())) > 1:
             raise CheckpointError(f"{self.source}: {feature}: statistics of different lengths: {sizes}.")
+        if mode in ("QUANTILES", "MIN_MAX"):
+            low, high = MODES[mode]
+            below = np.flatnonzero(stats[high] < stats[low])
+            if below.size:
+                raise CheckpointError(f"{self.source}: {feature}: {high} is below {low} at dimension {below[0]}.")
         return stats
 
 
@@ -62,10 +67,10 @@ def read_norm_stats(path: Path) -> NormStats:
     """
     if not path.is_file():
         raise CheckpointError(f"{path}: the file of normalisation statistics does not exist.")
-    return _read_openpi(path) if path.suffix == ".json" else read_lerobot_stats([path])
+    return _read_openpi_stats(path) if path.suffix == ".json" else read_lerobot_stats(path)
 
 
-def _read_openpi(path: Path) -> NormStats:
+def _read_openpi_stats(path: Path) -> NormStats:
     try:
         features = json.loads(path.read_text(encoding="utf-8"))["norm_stats"]
         found = {
@@ -79,27 +84,23 @@ def _read_openpi(path: Path) -> NormStats:
     return NormStats(found["state"], found["action"], str(path))
 
 
-def read_lerobot_stats(paths: list[Path]) -> NormStats:
-    """From the state files of LeRobot's normaliser and unnormaliser; later files fill in what earlier ones lack."""
-    flat: dict[str, Any] = {}
-    for path in paths:
-        try:
-            with safe_open(str(path), framework="np") as file:
-                for key in file.keys():  # noqa: SIM118
-                    flat.setdefault(key, file.get_tensor(key))
-        except (SafetensorError, OSError, TypeError) as error:
-            raise CheckpointError(f"{path}: not readable as a safetensors file of statistics: {error}") from error
-    source = ", ".join(map(str, paths))
+def read_lerobot_stats(path: Path) -> NormStats:
+    """From the state file of LeRobot's normaliser or unnormaliser. Raises CheckpointError as ``read_norm_stats``."""
+    try:
+        with safe_open(str(path), framework="np") as file:
+            flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, TypeError) as error:
+        raise CheckpointError(f"{path}: not readable as a safetensors file of statistics: {error}") from error
     features = {
         ours: _checked(
-            source,
+            path,
             theirs,
             {key.removeprefix(theirs + "."): flat[key] for key in flat if key.startswith(theirs + ".")},
             np.float32,
         )
         for ours, theirs in (("state", "observation.state"), ("action", "action"))
     }
-    return NormStats(features["state"], features["action"], source)
+    return NormStats(features["state"], features["action"], str(path))
 
 
 def _checked(source: Any, feature: str, stats: Mapping[str, Any], dtype: Any) -> FeatureStats:

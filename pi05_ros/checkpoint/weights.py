@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pi05_ros.checkpoint.layout import canonical, is_dropped, model_name
+from pi05_ros.checkpoint.layout import canonical, checkpoint_key, is_dropped, is_lm_head, model_name
 from pi05_ros.errors import CheckpointError
 from pi05_ros.model import Pi05Config, Pi05Model
 from pi05_ros.model.precision import parameter_dtype
@@ -71,30 +71,21 @@ def load_weights(
 ) -> None:
     """Fill a model (which may be on the meta device) from safetensors files, each parameter in its precision's dtype.
 
-    progress: called with bytes read so far and in all.
-    Raises CheckpointError, before anything is read, that lists every missing, unexpected, wrongly shaped or
-    non-floating tensor; or, while reading, for a file that is damaged.
+    progress: called with tensors read so far and in all.
+    Raises CheckpointError, before anything is read, that counts and names missing, unexpected, wrongly shaped and
+    non-floating tensors; or, while reading, for a file that is damaged.
     """
     with ExitStack() as stack:
         handles = {file: stack.enter_context(_open(file)) for file in files}
         stored = list(_stored_tensors(handles))
         plan = _match(model, stored, files)
-        wanted = sum(len(sources) for sources in plan.values())
-        done = 0
-        for name, sources in plan.items():
-            tensors = [_read(handles[source.file], source) for source in sources]
-            for source, tensor in zip(sources[1:], tensors[1:], strict=True):
-                if not torch.equal(tensor, tensors[0]):
-                    raise CheckpointError(
-                        f"{source.file}: {sources[0].key} and {source.key} are one parameter, but their values differ."
-                    )
-            value = tensors[0].to(device, copy=True).to(parameter_dtype(name, precision))
+        for done, (name, source) in enumerate(plan.items(), 1):
+            value = _read(handles[source.file], source).to(device, copy=True).to(parameter_dtype(name, precision))
             _set_parameter(model, name, value)
-            done += len(sources)
             if progress is not None:
-                progress(done, wanted)
-    unused = sum(is_dropped(tensor.key) for tensor in stored)
-    logger.info("Read %d tensors from %s; %d more are not used at inference.", done, files[0].parent, unused)
+                progress(done, len(plan))
+    unused = len(stored) - len(plan)
+    logger.info("Read %d tensors from %s; %d more are not used at inference.", len(plan), files[0].parent, unused)
 
 
 def load_model(
@@ -113,7 +104,7 @@ def load_model(
 
     path = Path(path)
     if config is None:
-        config = read_checkpoint(path).config
+        config = read_checkpoint(path, with_stats=False).config
     parameter_dtype("", precision)  # an unknown precision should not wait for a long load
     with torch.device("meta"):
         model = Pi05Model(config)
@@ -142,10 +133,10 @@ def _stored_tensors(handles: dict[Path, Any]) -> Iterator[StoredTensor]:
             yield StoredTensor(key, file, tuple(part.get_shape()), part.get_dtype())
 
 
-def _match(model: Pi05Model, stored: list[StoredTensor], files: tuple[Path, ...]) -> dict[str, list[StoredTensor]]:
-    """Parameter name -> the stored tensors that hold it; more than one where a file keeps an alias."""
+def _match(model: Pi05Model, stored: list[StoredTensor], files: tuple[Path, ...]) -> dict[str, StoredTensor]:
+    """Parameter name -> the stored tensor that holds it."""
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    plan: dict[str, list[StoredTensor]] = {}
+    plan: dict[str, StoredTensor] = {}
     unexpected, wrong = [], []
     for tensor in stored:
         if is_dropped(tensor.key):
@@ -154,7 +145,9 @@ def _match(model: Pi05Model, stored: list[StoredTensor], files: tuple[Path, ...]
         if name not in expected:
             unexpected.append(tensor.key)
             continue
-        plan.setdefault(name, []).append(tensor)
+        # A LeRobot fine-tune has the embedding twice. They part in training, and embed_tokens is the one it uses.
+        if name not in plan or not is_lm_head(tensor.key):
+            plan[name] = tensor
         if tensor.shape != expected[name]:
             wrong.append(f"{tensor.key} is {list(tensor.shape)}, expected {list(expected[name])}")
         elif tensor.dtype not in _FLOATS:
@@ -168,8 +161,6 @@ def _match(model: Pi05Model, stored: list[StoredTensor], files: tuple[Path, ...]
 def _mismatch(
     missing: list[str], unexpected: list[str], wrong: list[str], stored: list[StoredTensor], files: tuple[Path, ...]
 ) -> str:
-    from pi05_ros.checkpoint.layout import checkpoint_key
-
     lines = [f"{', '.join(map(str, files))}: the weights do not fit a Pi0.5 of the configured size."]
     if missing:
         lines.append(f"{len(missing)} missing: {_listed([checkpoint_key(name) for name in missing])}")

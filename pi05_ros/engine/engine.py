@@ -94,9 +94,19 @@ class Engine:
     ) -> None:
         """The model must be on its device. resize: dialect of ``images.py``; time_grid: of ``model/pi05.py``.
 
-        prefix_cache: entries kept, 0 for none. batch_delay: seconds that a request may wait for company, only while
-        others are being served already. max_queue: requests that may wait; one more is refused.
+        prefix_cache: entries kept, 0 for none. batch_delay: seconds that requests which wait together may wait for
+        more company; one that finds the engine idle never waits. max_queue: requests that may wait; one more is
+        refused. Raises ValueError that names the field.
         """
+        for name, value, least in (
+            ("prefix_cache", prefix_cache, 0),
+            ("max_batch", max_batch, 1),
+            ("max_queue", max_queue, 1),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name}: expected an integer of {least} or more, got {value!r}")
+        if not isinstance(batch_delay, (int, float)) or not 0.0 <= batch_delay < float("inf"):
+            raise ValueError(f"batch_delay: expected seconds, 0 or more, got {batch_delay!r}")
         self.model = model
         self.device = model.action_in_proj.weight.device
         self.resize, self.time_grid = resize, time_grid
@@ -123,6 +133,9 @@ class Engine:
             if self._closed:
                 raise InferenceError("The engine is closed.")
             if len(self._queue) >= self.max_queue:
+                self._queue = [job for job in self._queue if not job.future.cancelled()]
+                heapq.heapify(self._queue)
+            if len(self._queue) >= self.max_queue:
                 raise InferenceError(f"The engine is busy: {self.max_queue} requests are waiting already.")
             rank = (-request.priority, next(self._order))
             heapq.heappush(self._queue, _Job(rank, request, finish, future, time.monotonic()))
@@ -142,7 +155,8 @@ class Engine:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join(timeout)
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
         if self._thread.is_alive():
             logger.warning("The engine is closed, but a running inference has not ended yet.")
             return False
@@ -152,29 +166,41 @@ class Engine:
     # ---- everything below runs on the engine's thread ----
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:  # also if the loop itself failed: nobody is to wait for an engine that is gone
+            self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        with self._changed:
+            self._closed = True
+            for job in self._queue:
+                if not job.future.cancelled():
+                    _fail(job, InferenceError("The engine was closed before this request's turn."))
+            self._queue.clear()
+
+    def _serve(self) -> None:
         while (batch := self._next_batch()) is not None:
-            try:
-                self._run_batch(batch)
-            except Exception as error:
-                if len(batch) == 1:
-                    _fail(batch[0], error)
-                    continue
-                logger.warning("A batch of %d failed and is run one by one: %s", len(batch), error)
-                for job in batch:
-                    try:
-                        self._run_batch([job])
-                    except Exception as own_error:
-                        _fail(job, own_error)
+            self._run_each_or_together(batch)
+            batch.clear()  # a request's callbacks may hold the very policy that owns this engine
+
+    def _run_each_or_together(self, batch: list[_Job]) -> None:
+        """A failing request fails alone: what fails together is run again one by one."""
+        try:
+            self._run_batch(batch)
+        except Exception as error:
+            if len(batch) == 1:
+                _fail(batch[0], error)
+                return
+            logger.warning("A batch of %d failed and is run one by one: %s", len(batch), error)
+            for job in batch:
+                self._run_each_or_together([job])
 
     def _next_batch(self) -> list[_Job] | None:
         """Wait for work; None when the engine is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed)
             if self._closed:
-                for job in self._queue:
-                    if job.future.set_running_or_notify_cancel():
-                        job.future.set_exception(InferenceError("The engine was closed before this request's turn."))
-                self._queue.clear()
                 return None
             if self._clear_cache:
                 self._cache.clear()
@@ -182,15 +208,13 @@ class Engine:
             if 1 < len(self._queue) < self.max_batch and self.batch_delay > 0:
                 self._changed.wait_for(lambda: len(self._queue) >= self.max_batch or self._closed, self.batch_delay)
             batch: list[_Job] = []
-            later: list[_Job] = []
-            while self._queue and len(batch) < self.max_batch:
-                job = heapq.heappop(self._queue)
-                if batch and not batch[0].request.same_batch(job.request):
-                    later.append(job)
+            rest: list[_Job] = []
+            for job in sorted(self._queue):
+                if len(batch) == self.max_batch or (batch and not batch[0].request.same_batch(job.request)):
+                    rest.append(job)
                 elif self._starts(job):
                     batch.append(job)
-            for job in later:
-                heapq.heappush(self._queue, job)
+            self._queue = rest  # sorted, so a heap
             return batch
 
     def _starts(self, job: _Job) -> bool:

@@ -66,6 +66,9 @@ class Pi05Config:
     max_period: float = 4.0
     rope_frequencies: str = "float32"
 
+    def __post_init__(self) -> None:
+        self.check()
+
     @classmethod
     def pi05_base(cls) -> Pi05Config:
         """The published 3.35 billion parameters."""
@@ -90,7 +93,7 @@ class Pi05Config:
         for name, kind in (("vision", VisionConfig), ("prefix", PrefixConfig), ("expert", ExpertConfig)):
             if architecture is None:
                 continue
-            given = architecture.get(name)
+            given = architecture.get(name) if isinstance(architecture, Mapping) else architecture
             fields = [field.name for field in dataclasses.fields(kind)]
             if not isinstance(given, Mapping) or sorted(given) != sorted(fields):
                 raise ValueError(
@@ -102,9 +105,7 @@ class Pi05Config:
                         f"pi05_ros_architecture.{name}.{field}: expected a positive integer, got {value!r}"
                     )
             parts[name] = kind(**given)
-        config = cls(**parts, **others)
-        config.check()
-        return config
+        return cls(**parts, **others)
 
     def architecture(self) -> dict[str, dict[str, int]]:
         """The inverse of ``from_architecture``."""
@@ -113,6 +114,10 @@ class Pi05Config:
     def check(self) -> None:
         """Raise ValueError if the sizes do not fit each other."""
         vision, prefix = self.vision, self.prefix
+        if not 0.0 < self.min_period < self.max_period < float("inf"):
+            raise ValueError(f"expected 0 < min_period < max_period, got {self.min_period} and {self.max_period}")
+        if self.rope_frequencies not in ("float32", "bfloat16"):
+            raise ValueError(f"rope_frequencies: expected float32 or bfloat16, got {self.rope_frequencies!r}")
         for small, large, what in (
             (vision.patch_size, vision.image_size, "vision.image_size must be a multiple of vision.patch_size"),
             (vision.heads, vision.width, "vision.width must be a multiple of vision.heads"),

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ class RtcGuidance:
     jacobian: str = "identity"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prev_chunk", torch.as_tensor(self.prev_chunk, dtype=torch.float32))
+        object.__setattr__(self, "prev_chunk", _own_copy(self.prev_chunk))
         for name, value, known in (
             ("schedule", self.schedule, SCHEDULES),
             ("jacobian", self.jacobian, JACOBIANS),
@@ -52,12 +54,27 @@ class RtcGuidance:
             )
         if not torch.isfinite(self.prev_chunk).all():
             raise ValueError("rtc.prev_chunk: expected finite numbers, got NaN or infinity")
-        if self.inference_delay < 0:
-            raise ValueError(f"rtc.inference_delay: expected 0 or more rows, got {self.inference_delay}")
-        if self.execution_horizon is not None and self.execution_horizon < 0:
-            raise ValueError(f"rtc.execution_horizon: expected 0 or more rows, got {self.execution_horizon}")
-        if not (math.isfinite(self.max_guidance_weight) and self.max_guidance_weight > 0):
-            raise ValueError(f"rtc.max_guidance_weight: expected a positive number, got {self.max_guidance_weight}")
+        if not _is_count(self.inference_delay):
+            raise ValueError(f"rtc.inference_delay: expected 0 or more rows, got {self.inference_delay!r}")
+        if self.execution_horizon is not None and not _is_count(self.execution_horizon):
+            raise ValueError(f"rtc.execution_horizon: expected 0 or more rows, got {self.execution_horizon!r}")
+        weight = self.max_guidance_weight
+        if not isinstance(weight, (int, float)) or not (math.isfinite(weight) and weight > 0):
+            raise ValueError(f"rtc.max_guidance_weight: expected a positive number, got {weight!r}")
+
+
+def _own_copy(values: Any) -> Tensor:
+    """float32, of the caller's values as they are now: what becomes of his buffer later is of no effect."""
+    try:
+        if isinstance(values, Tensor):
+            return values.detach().to("cpu", torch.float32, copy=True)
+        return torch.from_numpy(np.array(values, dtype=np.float32))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"rtc.prev_chunk: expected numbers [rows, dims]: {error}") from error
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= 0
 
 
 DEFAULT_EXECUTION_HORIZON = 10

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pi05_ros.checkpoint import Checkpoint
+from pi05_ros.checkpoint.norm_stats import FeatureStats
 from pi05_ros.errors import ProfileError
 from pi05_ros.policy.profile import CAMERA_SLOTS, RobotProfile
 from pi05_ros.policy.transforms import IdentityTransform, RobotTransform, make_transform
@@ -20,6 +21,7 @@ class Binding:
         robot has none, the input is masked.
     ignored_cameras: cameras that an observation may bring and the model has no input for.
     state_names, action_names: names of the robot's dimensions.
+    required_cameras: without them there is no observation; of the others any may be masked, as long as one is left.
     delta_mask: [action_dim], True where actions are relative to the present state; None: nowhere.
     raw: states and actions are in normalised model space already.
     """
@@ -32,6 +34,7 @@ class Binding:
     adapt_to_pi: bool = False
     delta_mask: np.ndarray | None = None
     state_in_prompt: bool = True
+    required_cameras: tuple[str, ...] = ()
     raw: bool = False
 
     @property
@@ -58,32 +61,39 @@ def bind(
     if profile is None:
         return _bind_features(checkpoint, raw, delta_actions)
     width = checkpoint.config.action_dim
-    _check_dim("state", profile.state_dim, checkpoint.state_dim, width, profile)
-    _check_dim("action", profile.action_dim, checkpoint.action_dim, width, profile)
+    action_names = profile.action_names or profile.joint_names
+    _check_dim("state", profile.joint_names, checkpoint.state_dim, width, profile)
+    _check_dim("action", action_names, checkpoint.action_dim, width, profile)
     adapt = _adapt_to_pi(checkpoint, profile, adapt_to_pi)
     cameras = _match_cameras(checkpoint, profile)
     return Binding(
         cameras=cameras,
         ignored_cameras=tuple(camera.name for camera in profile.cameras if camera.name not in cameras),
         state_names=profile.joint_names,
-        action_names=profile.action_names or profile.joint_names,
+        action_names=action_names,
         transform=make_transform(profile.transform, adapt),
         adapt_to_pi=adapt,
         delta_mask=_delta_mask(checkpoint, profile, delta_actions),
         state_in_prompt=checkpoint.layout == "lerobot" or profile.openpi.state_in_prompt,
+        required_cameras=_required_cameras(checkpoint, profile),
     )
 
 
 def _bind_features(checkpoint: Checkpoint, raw: bool, delta_actions: bool | None) -> Binding:
     width = checkpoint.config.action_dim
-    action_dim = width if raw else checkpoint.action_dim or width
+    state_dim, action_dim = width, width
+    if not raw:
+        # An openpi checkpoint names no features, but its statistics have the robot's dimensions.
+        stats = checkpoint.norm_stats if checkpoint.layout == "openpi" else None
+        state_dim = checkpoint.state_dim or (stats and _stats_dim(stats.state)) or width
+        action_dim = checkpoint.action_dim or (stats and _stats_dim(stats.action)) or width
     names = checkpoint.relative_actions.action_names
     if names is None or len(names) != action_dim:
         names = tuple(f"action_{index}" for index in range(action_dim))
     return Binding(
         cameras=checkpoint.cameras or CAMERA_SLOTS,
         ignored_cameras=(),
-        state_names=tuple(f"state_{index}" for index in range(checkpoint.state_dim or width)),
+        state_names=tuple(f"state_{index}" for index in range(state_dim)),
         action_names=names,
         transform=IdentityTransform(),
         delta_mask=None if raw else _delta_mask(checkpoint, None, delta_actions),
@@ -91,13 +101,17 @@ def _bind_features(checkpoint: Checkpoint, raw: bool, delta_actions: bool | None
     )
 
 
-def _check_dim(what: str, robot: int, checkpoint: int | None, width: int, profile: RobotProfile) -> None:
+def _stats_dim(stats: FeatureStats) -> int | None:
+    return next((len(values) for values in stats.values()), None)
+
+
+def _check_dim(what: str, names: tuple[str, ...], checkpoint: int | None, width: int, profile: RobotProfile) -> None:
     """A checkpoint whose feature is as wide as the model is a base checkpoint: it takes any robot, padded."""
-    if robot > width or (checkpoint not in (None, width) and robot != checkpoint):
-        raise ProfileError(
-            f"{what}: robot profile {profile.name!r} has {robot} dimensions "
-            f"({', '.join(profile.joint_names)}), the checkpoint {checkpoint or width}."
-        )
+    has = f"{what}: robot profile {profile.name!r} has {len(names)} dimensions ({', '.join(names)})"
+    if len(names) > width:
+        raise ProfileError(f"{has}, the model has room for {width}.")
+    if checkpoint not in (None, width, len(names)):
+        raise ProfileError(f"{has}, the checkpoint {checkpoint}.")
 
 
 def _adapt_to_pi(checkpoint: Checkpoint, profile: RobotProfile, given: bool | None) -> bool:
@@ -123,7 +137,7 @@ def _adapt_to_pi(checkpoint: Checkpoint, profile: RobotProfile, given: bool | No
 def _match_cameras(checkpoint: Checkpoint, profile: RobotProfile) -> tuple[str | None, ...]:
     """The profile's camera for every image input: by its own name, by LeRobot's rename map, or by its slot."""
     inputs = checkpoint.cameras or CAMERA_SLOTS
-    by_name = {camera.name: camera.name for camera in profile.cameras}
+    by_name = {name: camera.name for camera in profile.cameras for name in (*camera.aliases, camera.name)}
     renamed = {new: old for old, new in checkpoint.rename_map.items() if old in by_name}
     by_slot = {camera.slot: camera.name for camera in profile.cameras if camera.slot}
     matched = tuple(by_name.get(one) or renamed.get(one) or by_slot.get(one) for one in inputs)
@@ -138,11 +152,27 @@ def _match_cameras(checkpoint: Checkpoint, profile: RobotProfile) -> tuple[str |
     return matched
 
 
+def _required_cameras(checkpoint: Checkpoint, profile: RobotProfile) -> tuple[str, ...]:
+    """openpi's robots insist on their base camera; LeRobot takes whatever is there."""
+    if checkpoint.layout == "lerobot":
+        return ()
+    return tuple(camera.name for camera in profile.cameras if camera.slot == CAMERA_SLOTS[0])
+
+
 def _may_be_absent(image_input: str) -> bool:
     return image_input in CAMERA_SLOTS or image_input.startswith("empty_camera_")
 
 
 def _delta_mask(checkpoint: Checkpoint, profile: RobotProfile | None, given: bool | None) -> np.ndarray | None:
+    """Which actions are relative, refused where there is no state that they could be relative to."""
+    mask = _wanted_delta_mask(checkpoint, profile, given)
+    state_dim = profile.state_dim if profile else checkpoint.state_dim or checkpoint.config.action_dim
+    if mask is not None and mask[state_dim:].any():
+        raise ProfileError(f"delta_actions: {len(mask)} actions are relative to a state of {state_dim} dimensions.")
+    return mask
+
+
+def _wanted_delta_mask(checkpoint: Checkpoint, profile: RobotProfile | None, given: bool | None) -> np.ndarray | None:
     """LeRobot's checkpoints say it themselves; openpi's leave it to the robot."""
     relative = checkpoint.relative_actions
     if checkpoint.layout == "lerobot":

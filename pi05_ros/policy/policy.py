@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import logging
+import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from pi05_ros.checkpoint import Checkpoint, NormStats, load_model, read_checkpoint, read_norm_stats
+from pi05_ros.checkpoint import Checkpoint, load_model, read_checkpoint, read_norm_stats
 from pi05_ros.engine import Engine, EngineRequest, EngineResult
 from pi05_ros.engine.images import DIALECTS
 from pi05_ros.errors import CheckpointError, InferenceError, ObservationError, Pi05Error
 from pi05_ros.model import PRECISIONS, RtcGuidance, census
 from pi05_ros.model.pi05 import TIME_GRIDS
 from pi05_ros.policy.binding import Binding, bind
-from pi05_ros.policy.inputs import as_image, as_numbers, as_tokens, as_vector
+from pi05_ros.policy.inputs import as_image, as_integer, as_masks, as_numbers, as_text, as_tokens, as_vector
 from pi05_ros.policy.normalization import Normalizer
 from pi05_ros.policy.observation import ActionChunk, Observation
 from pi05_ros.policy.profile import RobotProfile, load_profile
@@ -30,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 COMPILE_MODES = ("plain", "eager", "graphs")
 MAX_STEPS = 1000
+MAX_PRIORITY = 1_000_000
 
 
 class Policy:
@@ -51,6 +56,9 @@ class Policy:
         self._tokenizer, self._tokenizer_error = tokenizer, tokenizer_error
         self._normalizers = normalizers
         self._entropy = np.random.default_rng()
+        # A policy that is dropped, or still there when Python ends, closes its engine: a thread in the middle of an
+        # inference would bring the interpreter's end down with it.
+        self._closer = weakref.finalize(self, engine.close)
 
     @classmethod
     def from_checkpoint(
@@ -91,42 +99,50 @@ class Policy:
         tokenizer: a tokenizer file to use instead of the checkpoint's.
         progress: called with tensors read and tensors in all while weights load.
 
-        Raises CheckpointError, ProfileError: one message with everything that is wrong and what was tried.
+        Raises CheckpointError, ProfileError, or their base Pi05Error for an option: one message that names what is
+        wrong and what was tried.
         """
-        for name, value, known in (
-            ("precision", precision, PRECISIONS),
-            ("compile_mode", compile_mode, COMPILE_MODES),
-            ("time_grid", time_grid, (None, *TIME_GRIDS)),
-            ("resize", resize, (None, *DIALECTS)),
-            ("normalization", normalization, (None, "none")),
-        ):
-            if value not in known:
-                raise Pi05Error(f"{name}: expected one of {', '.join(map(str, known))}, got {value!r}.")
+        _check_options(
+            precision=(precision, PRECISIONS),
+            compile_mode=(compile_mode, COMPILE_MODES),
+            time_grid=(time_grid, (None, *TIME_GRIDS)),
+            resize=(resize, (None, *DIALECTS)),
+            normalization=(normalization, (None, "none")),
+            delta_actions=(delta_actions, (None, True, False)),
+            adapt_to_pi=(adapt_to_pi, (None, True, False)),
+            truncate_prompt=(truncate_prompt, (True, False)),
+        )
+        if norm_stats is not None and normalization is not None:
+            raise Pi05Error("norm_stats: is of no use beside normalization='none'; give one of them.")
         target = resolve_device(device)
-        raw = isinstance(robot, str) and robot == "raw"
-        profile = robot if isinstance(robot, RobotProfile) or robot is None or raw else load_profile(robot)
+        raw = robot == "raw"
+        profile = load_profile(robot) if isinstance(robot, (str, Path)) and not raw else robot
         profile = profile if isinstance(profile, RobotProfile) else None
         own_stats = norm_stats is None and normalization is None and not raw
+        path = Path(path).expanduser()
         checkpoint = read_checkpoint(path, profile.openpi.asset_id if profile else None, with_stats=own_stats)
+        if norm_stats is not None:
+            checkpoint = replace(checkpoint, norm_stats=read_norm_stats(Path(norm_stats).expanduser()))
         binding = bind(checkpoint, profile, raw, adapt_to_pi, delta_actions)
-        stats = read_norm_stats(Path(norm_stats)) if norm_stats is not None else checkpoint.norm_stats
-        normalizers = _normalizers(checkpoint, binding, stats, off=raw or normalization == "none")
+        normalizers = _normalizers(checkpoint, binding, off=raw or normalization == "none")
         prompts, tokenizer_error = _tokenizer(checkpoint, tokenizer, truncate_prompt, required=not raw)
         if compile_mode != "plain":
             logger.warning("compile_mode %r is not available in this version: the plain path runs.", compile_mode)
         model = load_model(path, target, precision, checkpoint.config, progress)
-        logger.info(
-            "Parameters by dtype: %s", ", ".join(f"{dtype} {n:,}" for dtype, n in sorted(census(model).items()))
-        )
+        counts = ", ".join(f"{dtype} {number:,}" for dtype, number in sorted(census(model).items()))
+        logger.info("Parameters by dtype: %s", counts)
         dialect = "openpi" if checkpoint.layout == "openpi" else "lerobot"
-        engine = Engine(
-            model,
-            resize=resize or dialect,
-            time_grid=time_grid or dialect,
-            prefix_cache=prefix_cache,
-            max_batch=max_batch,
-            batch_delay=batch_delay_ms / 1e3,
-        )
+        try:
+            engine = Engine(
+                model,
+                resize=resize or dialect,
+                time_grid=time_grid or dialect,
+                prefix_cache=prefix_cache,
+                max_batch=max_batch,
+                batch_delay=batch_delay_ms / 1e3 if isinstance(batch_delay_ms, (int, float)) else batch_delay_ms,
+            )
+        except ValueError as error:
+            raise Pi05Error(f"{error}.") from error
         return cls(checkpoint, binding, profile, engine, prompts, normalizers, tokenizer_error)
 
     def infer(
@@ -168,11 +184,19 @@ class Policy:
     def infer_batch(self, observations: Sequence[Observation], **options: Any) -> list[ActionChunk]:
         """``infer`` for several; those of equal shape run together. Options count for all. All valid, or none runs."""
         requests = [self._prepare(observation, **options) for observation in observations]
-        return [future.result() for future in [self._submit(*prepared) for prepared in requests]]
+        window = self.engine.max_queue // 2  # leaves room for others
+        chunks: list[ActionChunk] = []
+        for begin in range(0, len(requests), window):
+            futures = [self.engine.submit(*prepared) for prepared in requests[begin : begin + window]]
+            chunks += [future.result() for future in futures]
+        return chunks
 
     def submit(self, observation: Observation, **options: Any) -> Future[ActionChunk]:
-        """``infer`` without waiting. Raises ObservationError at once; all else comes through the future."""
-        return self._submit(*self._prepare(observation, **options))
+        """``infer`` without waiting. Raises at once: ObservationError; InferenceError if the engine is closed or busy.
+
+        Everything else comes through the future.
+        """
+        return self.engine.submit(*self._prepare(observation, **options))
 
     def reset(self) -> None:
         """Forget cached prefixes."""
@@ -183,6 +207,7 @@ class Policy:
 
         timeout: seconds to wait for a running inference, None: as long as it takes. Returns False if it still runs.
         """
+        self._closer.detach()
         return self.engine.close(timeout)
 
     def __enter__(self) -> Policy:
@@ -207,7 +232,7 @@ class Policy:
             "model_path": str(self.checkpoint.folder),
             "policy_family": "pi05",
             "input": {
-                "image_keys": [name for name in binding.cameras if name is not None],
+                "image_keys": [name for name in binding.cameras if name and not name.startswith("empty_camera_")],
                 "image_size": [config.vision.image_size] * 2,
                 "state_dim": binding.state_dim,
             },
@@ -224,16 +249,19 @@ class Policy:
                 "joint_names": list(binding.state_names),
                 "action_names": list(binding.action_names),
                 "control_hz": profile.control_hz if profile else None,
+                "units": _units(profile),
+                "gripper": "0 to 1, see the profile" if profile and any(profile.gripper_mask) else None,
                 "adapt_to_pi": binding.adapt_to_pi,
                 "reset_pose": list(profile.reset_pose) if profile and profile.reset_pose else None,
             },
-            "normalization": {"mode": mode, "layout": self.checkpoint.layout},
+            "normalization": {
+                "mode": mode,
+                "layout": self.checkpoint.layout,
+                "source": self.checkpoint.norm_stats.source if self.checkpoint.norm_stats else None,
+            },
         }
 
     # ---- from robot units to the engine ----
-
-    def _submit(self, request: EngineRequest, finish: Callable[[EngineResult], ActionChunk]) -> Future[ActionChunk]:
-        return self.engine.submit(request, finish)
 
     def _prepare(
         self,
@@ -249,6 +277,10 @@ class Policy:
         priority: int = 0,
     ) -> tuple[EngineRequest, Callable[[EngineResult], ActionChunk]]:
         """Validate everything that can be wrong with a request, before it reaches the engine."""
+        if not isinstance(observation, Observation):
+            raise ObservationError("observation", f"expected an Observation, got {type(observation).__name__}")
+        if deadline is not None and not (isinstance(deadline, (int, float)) and math.isfinite(deadline)):
+            raise ObservationError("deadline", f"expected a time of time.monotonic(), got {deadline!r}")
         binding = self.binding
         state = as_vector("state", observation.state, binding.state_dim, exact=not binding.raw)
         state = binding.transform.state_to_model(state)
@@ -256,70 +288,66 @@ class Policy:
             images=self._images(observation),
             tokens=self._tokens(observation, self._normalizers["state"].normalize(state)),
             noise=self._noise(noise, seed),
-            num_steps=self._steps(num_steps),
+            num_steps=self.checkpoint.num_steps
+            if num_steps is None
+            else as_integer("num_steps", num_steps, 1, MAX_STEPS),
             rtc=self._guidance(rtc),
             deadline=deadline,
-            priority=priority,
+            priority=as_integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY),
             use_cache=prefix_cache is not False,
         )
-        return request, lambda result: self._finish(observation, state, result)
+        return request, partial(self._finish, observation.stamp, observation.id, state)
 
     def _images(self, observation: Observation) -> tuple[np.ndarray, ...]:
         """Images of the cameras that are there, in model order."""
-        images, masks, binding = observation.images, observation.image_masks or {}, self.binding
+        images, masks, binding = observation.images, as_masks("image_masks", observation.image_masks), self.binding
+        if not isinstance(images, Mapping):
+            raise ObservationError("images", f"expected a mapping by camera name, got {type(images).__name__}")
         known = [name for name in binding.cameras if name is not None]
         for field, given in (("images", images), ("image_masks", masks)):
-            if not isinstance(given, Mapping):
-                raise ObservationError(field, f"expected a mapping by camera name, got {type(given).__name__}")
             unknown = [name for name in given if name not in known and name not in binding.ignored_cameras]
             if unknown:
                 raise ObservationError(f"{field}.{unknown[0]}", f"unknown camera; this policy reads {', '.join(known)}")
         present = [name for name in known if name in images and masks.get(name, True)]
+        missing = [name for name in binding.required_cameras if name not in present]
+        if missing:
+            raise ObservationError(f"images.{missing[0]}", "is required, and neither may it be masked")
         if not present:
             raise ObservationError("images", f"at least one of {', '.join(known)} is needed, got none that counts")
         return tuple(as_image(f"images.{name}", images[name]) for name in present)
 
     def _tokens(self, observation: Observation, state: np.ndarray) -> np.ndarray:
         if observation.tokens is not None:
-            return as_tokens(
-                observation.tokens,
-                observation.token_mask,
-                self.checkpoint.config.prefix.vocab,
-                self.checkpoint.prompt_length,
-            )
+            vocab, limit = self.checkpoint.config.prefix.vocab, self.checkpoint.prompt_length
+            return as_tokens(observation.tokens, observation.token_mask, vocab, limit)
         if self._tokenizer is None:
             raise ObservationError("prompt", f"cannot be read, give tokens instead: {self._tokenizer_error}")
-        if not isinstance(observation.prompt, str):
-            raise ObservationError("prompt", f"expected text, got {type(observation.prompt).__name__}")
+        prompt = as_text("prompt", observation.prompt)
         if not self.binding.state_in_prompt:
-            return self._tokenizer.encode_without_state(clean(observation.prompt))
-        return self._tokenizer.encode(prompt_text(observation.prompt, state))
+            return self._tokenizer.encode_without_state(clean(prompt))
+        return self._tokenizer.encode(prompt_text(prompt, state))
 
     def _noise(self, noise: Any, seed: int | None) -> np.ndarray:
         """float32 [horizon, action_dim], as given, or drawn on the CPU so that a seed means the same everywhere."""
         config = self.checkpoint.config
         shape = (config.horizon, config.action_dim)
-        if noise is None:
-            if seed is None:
-                seed = int(self._entropy.integers(2**63))
-            if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
-                raise ObservationError("seed", f"expected an integer of 64 bits, got {seed!r}")
-            return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).numpy()
-        array = as_numbers("noise", noise)
-        if array.shape not in (shape, (1, *shape)):
-            raise ObservationError("noise", f"expected {list(shape)} or {[1, *shape]}, got {list(array.shape)}")
-        return np.ascontiguousarray(array.reshape(shape), dtype=np.float32)
-
-    def _steps(self, num_steps: int | None) -> int:
-        if num_steps is None:
-            return self.checkpoint.num_steps
-        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or not 1 <= num_steps <= MAX_STEPS:
-            raise ObservationError("num_steps", f"expected an integer from 1 to {MAX_STEPS}, got {num_steps!r}")
-        return num_steps
+        if noise is not None:
+            if seed is not None:
+                raise ObservationError("seed", "is of no use beside noise; give one of them")
+            array = as_numbers("noise", noise)
+            if array.shape not in (shape, (1, *shape)):
+                raise ObservationError("noise", f"expected {list(shape)} or {[1, *shape]}, got {list(array.shape)}")
+            return array.reshape(shape).astype(np.float32)
+        if seed is None:
+            seed = int(self._entropy.integers(2**63))
+        generator = torch.Generator().manual_seed(as_integer("seed", seed, -(2**63), 2**63 - 1))
+        return torch.randn(shape, generator=generator).numpy()
 
     def _guidance(self, rtc: RtcGuidance | None) -> RtcGuidance | None:
         if rtc is None:
             return None
+        if not isinstance(rtc, RtcGuidance):
+            raise ObservationError("rtc", f"expected RtcGuidance, got {type(rtc).__name__}")
         config = self.checkpoint.config
         rows, dims = rtc.prev_chunk.shape[-2:]
         batch = rtc.prev_chunk.shape[0] if rtc.prev_chunk.dim() == 3 else 1
@@ -332,14 +360,16 @@ class Policy:
 
     # ---- and back ----
 
-    def _finish(self, observation: Observation, state: np.ndarray, result: EngineResult) -> ActionChunk:
+    def _finish(
+        self, stamp: float | None, identity: str | None, state: np.ndarray, result: EngineResult
+    ) -> ActionChunk:
         """model space -> robot units. state: un-normalised, in model conventions (what relative actions add to)."""
         binding = self.binding
         actions = self._normalizers["action"].unnormalize(result.model_actions[:, : binding.action_dim])
         if binding.delta_mask is not None:
             actions = absolute_actions(actions, state, binding.delta_mask)
         with np.errstate(over="ignore"):  # said by the next lines
-            actions = np.ascontiguousarray(binding.transform.actions_to_robot(actions), dtype=np.float32)
+            actions = np.array(binding.transform.actions_to_robot(actions), dtype=np.float32)
         if not np.isfinite(actions).all():
             raise InferenceError("The actions are not finite in robot units: look at the statistics and the state.")
         return ActionChunk(
@@ -347,8 +377,8 @@ class Policy:
             model_actions=result.model_actions,
             timings=result.timings,
             prefix_cache_hit=result.prefix_cache_hit,
-            stamp=observation.stamp,
-            id=observation.id,
+            stamp=stamp,
+            id=identity,
         )
 
 
@@ -369,9 +399,23 @@ def resolve_device(device: str) -> torch.device:
     return target
 
 
-def _normalizers(checkpoint: Checkpoint, binding: Binding, stats: NormStats | None, off: bool) -> dict[str, Normalizer]:
+def _units(profile: RobotProfile | None) -> list[str] | None:
+    """Of the state, by dimension; None where only the checkpoint's makers know."""
+    if profile is None or profile.transform == "libero":
+        return None
+    return ["0..1" if gripper else "rad" for gripper in profile.gripper_mask]
+
+
+def _check_options(**options: tuple[Any, tuple[Any, ...]]) -> None:
+    """name=(value, legal values). Raises Pi05Error for the first that is not legal."""
+    for name, (value, known) in options.items():
+        if not any(value is one or (isinstance(value, str) and value == one) for one in known):
+            raise Pi05Error(f"{name}: expected one of {', '.join(map(str, known))}, got {value!r}.")
+
+
+def _normalizers(checkpoint: Checkpoint, binding: Binding, off: bool) -> dict[str, Normalizer]:
     """The maps of state and action, checked against the robot's dimensions."""
-    normalizers = {}
+    normalizers, stats = {}, checkpoint.norm_stats
     for feature, dims in (("state", binding.state_dim), ("action", binding.action_dim)):
         mode = "IDENTITY" if off else checkpoint.normalization[feature]
         if mode == "IDENTITY":
@@ -390,7 +434,9 @@ def _normalizers(checkpoint: Checkpoint, binding: Binding, stats: NormStats | No
             )
         normalizer = Normalizer(mode, stats.require(feature, mode), checkpoint.layout)
         covered = normalizer.dims or 0
-        if covered < dims or (checkpoint.layout == "lerobot" and covered != dims):
+        # openpi pads some of its statistics to the model's width.
+        padded = checkpoint.layout == "openpi" and covered == checkpoint.config.action_dim
+        if covered != dims and not padded:
             raise CheckpointError(
                 f"{stats.source}: {feature}: the statistics cover {covered} dimensions, the robot has {dims}."
             )
@@ -402,7 +448,7 @@ def _tokenizer(
     checkpoint: Checkpoint, given: str | Path | None, truncate: bool, required: bool
 ) -> tuple[PromptTokenizer | None, str]:
     """The tokenizer, or why there is none, where a caller may send tokens instead."""
-    path = Path(given) if given is not None else checkpoint.tokenizer
+    path = Path(given).expanduser() if given is not None else checkpoint.tokenizer
     try:
         return PromptTokenizer(path, checkpoint.config.prefix.vocab, checkpoint.prompt_length, truncate), ""
     except CheckpointError as error:

@@ -24,6 +24,10 @@ CAMERA_SLOTS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 """The three image inputs of pi05_base, in the order in which the model reads them."""
 
 
+TRANSFORM_DIMS = {"aloha": (14, 14), "droid": (8, 8), "libero": (8, 7)}
+"""Dimensions of state and action that a robot transform is for."""
+
+
 @dataclass(frozen=True)
 class Camera:
     """One camera of the robot.
@@ -33,6 +37,7 @@ class Camera:
         openpi does with ALOHA's ``cam_low``.
     topic: ROS topic, None if the robot is not driven over ROS.
     transport: "raw" (sensor_msgs/Image) or "compressed" (sensor_msgs/CompressedImage).
+    aliases: other names that checkpoints have for this image.
     required: the node does not act without a fresh frame of it. A camera that is not required is masked out while
         it is absent.
     """
@@ -42,6 +47,7 @@ class Camera:
     topic: str | None = None
     transport: Literal["raw", "compressed"] = "raw"
     required: bool = True
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -278,6 +284,7 @@ def _validate(profile: RobotProfile, path: Path) -> None:
         ("cameras: name", [camera.name for camera in profile.cameras]),
         ("cameras: slot", [camera.slot for camera in profile.cameras if camera.slot]),
         ("arms: dimension", profile.joint_names),
+        ("action_names:", profile.action_names or ()),
     ):
         twice = sorted({name for name in names if list(names).count(name) > 1})
         require(not twice, f"{label} {', '.join(twice)} is used twice.")
@@ -291,10 +298,28 @@ def _validate(profile: RobotProfile, path: Path) -> None:
         if arm.gripper is not None:
             gripper = arm.gripper
             require(gripper.state_at_1 != gripper.state_at_0, f"arms[{index}].gripper: state_at_0 equals state_at_1.")
+            require(
+                gripper.command_at_1 != gripper.command_at_0,
+                f"arms[{index}].gripper: command_at_0 equals command_at_1.",
+            )
         if arm.command is not None and arm.command.type == "interbotix":
             require(
                 arm.gripper is None or arm.command.gripper_topic is not None,
                 f"arms[{index}].command.gripper_topic: needed for type interbotix with a gripper.",
             )
+    if profile.reset_pose is not None:
+        joints = {len(arm.joints) for arm in profile.arms}
+        require(
+            joints == {len(profile.reset_pose)}, f"reset_pose: expected {max(joints)} positions, one a joint of an arm."
+        )
+    dims, needed = (profile.state_dim, profile.action_dim), TRANSFORM_DIMS.get(profile.transform)
+    require(
+        needed is None or dims == needed,
+        f"transform: {profile.transform} is for state and actions of {needed} dimensions, the arms have {dims}.",
+    )
+    aloha_grippers = [index for index, gripper in enumerate(profile.gripper_mask) if gripper] == [6, 13]
+    require(
+        profile.transform != "aloha" or aloha_grippers, "transform: aloha has a gripper after six joints of each arm."
+    )
     for name in ("control_hz", "stale_after", "max_skew"):
         require(getattr(profile, name) > 0, f"{name}: expected a positive number, got {getattr(profile, name)}.")

@@ -17,6 +17,7 @@ from pi05_ros.policy.observation import Observation
 
 def absolute_actions(actions: np.ndarray, state: np.ndarray, relative: np.ndarray) -> np.ndarray:
     """Actions [horizon, dims], relative to the state [dims] where ``relative`` [dims] is True -> absolute ones."""
+    state = state[: len(relative)]  # there may be more state than there are actions
     return actions + np.where(relative, state, np.zeros_like(state))
 
 
@@ -55,7 +56,7 @@ _SIGNS = np.array([1, -1, -1, 1, 1, 1, 1] * 2)
 _GRIPPERS = np.array([6, 13])
 
 
-class AlohaTransform:
+class AlohaTransform(IdentityTransform):
     """Two arms of six joints and a gripper each, in the order left arm, left gripper, right arm, right gripper.
 
     adapt_to_pi: flip the joints that pi's internal runtime counts the other way, and convert grippers between ALOHA's
@@ -86,9 +87,6 @@ class AlohaTransform:
         actions = actions * _SIGNS
         actions[..., _GRIPPERS] = _unscale(actions[..., _GRIPPERS], _MOTOR_CLOSED, _MOTOR_OPEN) - _PI_CLOSED
         return actions
-
-    def observation(self, message: Mapping[str, Any]) -> Observation:
-        return Observation(images=_field(message, "images"), state=_field(message, "state"), prompt=_prompt(message))
 
     @staticmethod
     def make_example() -> dict[str, Any]:

@@ -94,4 +94,6 @@ def _array(data: Any, dtype_name: Any, shape: Any) -> np.ndarray:
         raise ObservationError("data", f"expected bytes, got {type(data).__name__}")
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise ObservationError("data", f"{len(data)} bytes do not hold {list(shape)} of {dtype.str}")
+    if dtype.kind == "U" and len(data) and np.frombuffer(data, dtype=dtype.byteorder + "u4").max() > 0x10FFFF:
+        raise ObservationError("data", f"no text: a character of {dtype.str} is outside Unicode")
     return np.frombuffer(data, dtype=dtype).reshape(shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from pi05_ros.errors import CheckpointError
 from pi05_ros.tools.command_line import progress_bar, run
 
 
@@ -27,6 +28,8 @@ def main() -> None:
 def _make(arguments: argparse.Namespace) -> None:
     from pi05_ros.checkpoint import make_checkpoint
 
+    if not arguments.output:
+        raise CheckpointError("--output: expected a folder, got an empty name.")
     with progress_bar("writing weights", "GB", 1e9) as progress:
         folder = make_checkpoint(
             arguments.preset,

@@ -108,6 +108,9 @@ def test_state_file_name_comes_from_the_json(lerobot: Path) -> None:
         ("image_resolution", [224, 224], r"image_resolution: expected \[56, 56\]"),
         ("input_features", {}, "input_features: expected at least one of type VISUAL"),
         ("pi05_ros_architecture", {"vision": 3}, r"pi05_ros_architecture\.vision: expected an object"),
+        ("min_period", 0, "expected 0 < min_period < max_period, got 0"),
+        ("pi05_ros_architecture", [1], r"pi05_ros_architecture\.vision: expected an object"),
+        ("use_proprioceptive_memory", True, "proprioceptive memory"),
         ("output_features", {"action": {"shape": [0]}}, "output_features.*expected one positive number"),
     ],
 )
@@ -165,6 +168,69 @@ def test_statistics_of_another_form(lerobot: Path, openpi: Path, tmp_path: Path)
     save_file({"action.q01": torch.zeros(3, 2)}, damaged)
     with pytest.raises(CheckpointError, match=r"action\.q01: expected one number a dimension"):
         read_norm_stats(damaged)
+
+
+def step(data: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in data["steps"] if one["registry_name"] == name)
+    return found
+
+
+def test_action_statistics_are_the_unnormalisers(lerobot: Path) -> None:
+    file = lerobot / "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
+    stats = load_file(file)
+    stats["action.q99"] += 1
+    stats["observation.state.q99"] += 5
+    save_file(stats, file)
+    read = read_checkpoint(lerobot).norm_stats
+    assert read is not None
+    assert np.array_equal(read.action["q99"], stats["action.q99"].numpy())
+    assert not np.array_equal(read.state["q99"], stats["observation.state.q99"].numpy())
+
+
+def test_a_feature_without_a_mode_is_left_as_it_is(lerobot: Path) -> None:
+    edit(
+        lerobot / "policy_postprocessor.json",
+        lambda data: step(data, "unnormalizer_processor")["config"].update(norm_map={"STATE": "QUANTILES"}),
+    )
+    assert read_checkpoint(lerobot).normalization == {"state": "QUANTILES", "action": "IDENTITY"}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("normalizer_processor", {"config": {"norm_map": 3}}, r"steps\[3\]\.config\.norm_map: expected dict, got 3"),
+        ("normalizer_processor", {"config": {"norm_map": {"STATE": 3}}}, "norm_map: expected an object of texts"),
+        ("normalizer_processor", {"config": {"eps": 1e-6}}, "eps: expected 1e-08, got 1e-06"),
+        ("normalizer_processor", {"config": []}, r"steps\[3\]\.config: expected dict, got \[\]"),
+        ("normalizer_processor", {"state_file": 5}, r"steps\[3\]\.state_file: expected str, got 5"),
+        ("rename_observations_processor", {"config": {"rename_map": ["a"]}}, "rename_map: expected dict"),
+        ("relative_actions_processor", {"config": {"enabled": "false"}}, "enabled: expected bool, got 'false'"),
+        ("relative_actions_processor", {"config": {"exclude_joints": "gripper"}}, "exclude_joints: expected list"),
+        ("to_batch_processor", {"registry_name": "swap_arms_processor"}, r"steps\[1\]: expected .*swap_arms_processor"),
+        ("to_batch_processor", {"registry_name": None, "class": "my.Step"}, r"steps\[1\]: expected an object whose"),
+    ],
+)
+def test_wrong_processors_are_named(lerobot: Path, name: str, change: dict[str, Any], message: str) -> None:
+    edit(lerobot / "policy_preprocessor.json", lambda data: step(data, name).update(change))
+    with pytest.raises(CheckpointError, match=message):
+        read_checkpoint(lerobot)
+
+
+def test_nulls_count_as_absent(lerobot: Path) -> None:
+    def change(data: dict[str, Any]) -> None:
+        step(data, "rename_observations_processor")["config"] = None
+        step(data, "normalizer_processor")["config"]["norm_map"] = None
+
+    edit(lerobot / "policy_preprocessor.json", change)
+    assert read_checkpoint(lerobot).normalization["state"] == "QUANTILES"
+
+
+def test_a_lone_asset_of_another_robot_is_said(openpi: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read_checkpoint(openpi, asset_id="droid")
+    assert "these are the statistics of 'trossen', the robot profile expects 'droid'" in caplog.text
+    caplog.clear()
+    read_checkpoint(openpi, asset_id="trossen")
+    assert not caplog.text
 
 
 def test_several_assets_need_a_choice(openpi: Path) -> None:

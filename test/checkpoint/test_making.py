@@ -47,10 +47,17 @@ def test_wrong_choices_and_existing_weights(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="preset: expected one of tiny, pi05_base, got 'huge'"):
         make_checkpoint("huge", tmp_path)
     make_checkpoint("tiny", tmp_path)
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match="already"):
         make_checkpoint("tiny", tmp_path)
     make_checkpoint("tiny", tmp_path, overwrite=True)
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_sharded_checkpoint_is_not_overwritten_by_accident(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(CheckpointError, match=r"holds model\.safetensors\.index\.json already"):
+        make_checkpoint("tiny", tmp_path)
+    load_model(make_checkpoint("tiny", tmp_path, overwrite=True))
 
 
 def test_command_line(tmp_path: Path) -> None:
@@ -61,5 +68,6 @@ def test_command_line(tmp_path: Path) -> None:
     again = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert again.returncode == 1
     assert again.stderr.startswith("make_checkpoint: ")
-    assert "exists already" in again.stderr
+    assert "already" in again.stderr
+    assert "--force" in again.stderr
     assert "Traceback" not in again.stderr

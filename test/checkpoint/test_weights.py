@@ -146,10 +146,16 @@ def test_every_single_tensor_is_needed(original: Path, checkpoint: Path) -> None
         (checkpoint / "model.safetensors").write_bytes((original / "model.safetensors").read_bytes())
 
 
-def test_two_different_embeddings_are_refused(checkpoint: Path) -> None:
-    rewrite(checkpoint, lambda tensors: {**tensors, EMBED_TOKENS: tensors[EMBEDDING] + 1})
-    with pytest.raises(CheckpointError, match="one parameter, but their values differ"):
-        load_model(checkpoint)
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_of_two_different_embeddings_the_trained_one_is_read(checkpoint: Path, prefix: str) -> None:
+    """LeRobot does not tie them: a fine-tune changes embed_tokens and leaves lm_head behind."""
+
+    def fine_tuned(tensors: Tensors) -> Tensors:
+        return {prefix + key: value for key, value in {**tensors, EMBED_TOKENS: tensors[EMBEDDING] + 1}.items()}
+
+    trained = load_file(checkpoint / "model.safetensors")[EMBEDDING] + 1
+    rewrite(checkpoint, fine_tuned)
+    assert torch.equal(load_model(checkpoint).prefix.embed_tokens.weight, trained)
 
 
 def test_pi0_is_recognised(checkpoint: Path) -> None:

@@ -128,6 +128,41 @@ def test_a_full_queue_says_busy(engine: Engine, model: WatchedModel) -> None:
         future.result(30)
 
 
+def test_cancelled_requests_give_their_place_back(engine: Engine, model: WatchedModel) -> None:
+    model.may_go.clear()
+    first = engine.submit(request())
+    while not first.running():
+        threading.Event().wait(0.001)
+    for future in [engine.submit(request(token)) for token in range(8)]:
+        assert future.cancel()
+    waiting = [engine.submit(request(token)) for token in range(8)]
+    model.may_go.set()
+    for future in waiting:
+        future.result(30)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_fails_lets_nobody_wait(model: WatchedModel) -> None:
+    """A request that breaks the loop itself (which validation should prevent) ends in errors, not in silence."""
+    engine = Engine(model, resize="lerobot", time_grid="lerobot", batch_delay=0.0)
+    futures = submit_while_held(engine, model, [request(5), request(deadline="soon"), request(6)])
+    for future in futures:
+        with pytest.raises(InferenceError, match="closed"):
+            future.result(30)
+    with pytest.raises(InferenceError, match="closed"):
+        engine.submit(request())
+
+
+def test_closing_from_a_callback(model: WatchedModel) -> None:
+    engine = Engine(model, resize="lerobot", time_grid="lerobot")
+    closed = threading.Event()
+    model.may_go.clear()
+    future = engine.submit(request())
+    future.add_done_callback(lambda _: (engine.close(), closed.set()))
+    model.may_go.set()
+    assert closed.wait(30)
+
+
 def test_hits_and_misses_share_a_batch(engine: Engine, model: WatchedModel) -> None:
     known = engine.submit(request(5)).result(30)
     model.batches.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -132,6 +134,15 @@ def test_time_embedding_is_computed_in_float64(time: float, expected: list[float
     indices = [0, 1, 255, 511, 512, 513, 767, 1023]
     assert embedded.dtype == torch.float32
     assert torch.allclose(embedded[indices], torch.tensor(expected), rtol=1e-7, atol=1e-12)
+
+
+def test_rope_frequencies_can_repeat_the_references_rounding(model: Pi05Model) -> None:
+    rounded = Pi05Model(dataclasses.replace(model.config, rope_frequencies="bfloat16")).eval()
+    rounded.load_state_dict(model.state_dict())
+    difference = (rounded.sample_actions(**inputs()) - model.sample_actions(**inputs())).abs().max()
+    assert 1e-5 < difference < 0.5
+    with pytest.raises(ValueError, match="rope_frequencies: expected float32 or bfloat16, got 'half'"):
+        Pi05Config(rope_frequencies="half")
 
 
 def test_architecture_round_trip_and_its_errors() -> None:

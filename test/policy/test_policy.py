@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import shutil
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import wait
 from dataclasses import replace
@@ -177,8 +182,19 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"noise": np.zeros((49, 32))}, r"noise: expected \[50, 32\] or \[1, 50, 32\], got \[49, 32\]"),
     ({}, {"noise": np.full((50, 32), np.inf)}, r"noise: expected finite numbers, got inf at \[0, 0\]"),
     ({}, {"noise": np.zeros((50, 32), complex)}, "noise: expected numbers, got dtype complex128"),
-    ({}, {"seed": "1"}, "seed: expected an integer of 64 bits, got '1'"),
-    ({}, {"seed": 2**70}, "seed: expected an integer of 64 bits"),
+    ({}, {"seed": "1"}, "seed: expected an integer from -9223372036854775808 .*, got '1'"),
+    ({}, {"seed": 2**70}, "seed: expected an integer from"),
+    ({}, {"seed": 1, "noise": np.zeros((50, 32))}, "seed: is of no use beside noise"),
+    ({}, {"noise": np.full((50, 32), 1e300)}, "noise: expected numbers that float32 can hold"),
+    ({}, {"deadline": "soon"}, "deadline: expected a time of time.monotonic.., got 'soon'"),
+    ({}, {"deadline": float("nan")}, "deadline: expected a time"),
+    ({}, {"priority": 1j}, "priority: expected an integer from .*, got 1j"),
+    ({}, {"rtc": {"prev_chunk": []}}, "rtc: expected RtcGuidance, got dict"),
+    ({"prompt": "\ud800"}, {}, "prompt: expected text that is valid Unicode"),
+    ({"images": {"cam_high": [[[1, 2, 3]], [[1]]]}}, {}, r"images\.cam_high: expected an array of numbers"),
+    ({"tokens": [[1], [1, 2]]}, {}, "tokens: expected an array of numbers"),
+    ({"image_masks": {"cam_high": "false"}}, {}, r"image_masks\.cam_high: expected true or false, got 'false'"),
+    ({"image_masks": {"cam_high": np.array([True])}}, {}, r"image_masks\.cam_high: expected true or false"),
     ({}, {"num_steps": 0}, "num_steps: expected an integer from 1 to 1000, got 0"),
     ({}, {"num_steps": 2.0}, "num_steps: expected an integer from 1 to 1000, got 2.0"),
     ({}, {"rtc": RtcGuidance(np.zeros((51, 32)), 0)}, r"rtc\.prev_chunk: expected at most \[50, 32\], got \[51, 32\]"),
@@ -194,6 +210,78 @@ def test_bad_requests_name_the_field(
         policy.submit(observation(**changes), **options)
     assert str(caught.value).startswith(caught.value.field + ": ")
     assert policy.infer(observation(), seed=1).actions.shape == (50, 14), "and the next request is served"
+
+
+def test_an_observation_is_an_observation(policy: Policy) -> None:
+    with pytest.raises(ObservationError, match="observation: expected an Observation, got dict"):
+        policy.infer({"images": {}})  # type: ignore[arg-type]
+
+
+def test_numbers_of_every_kind_are_taken(policy: Policy) -> None:
+    expected = policy.infer(observation(), seed=3, num_steps=4)
+    images = {name: torch.from_numpy(image) for name, image in observation().images.items()}
+    tensors = observation(images=images, state=torch.from_numpy(STATE))
+    assert np.array_equal(policy.infer(tensors, seed=np.int64(3), num_steps=np.int8(4)).actions, expected.actions)  # type: ignore[arg-type]
+    half = {name: (image.float() / 255).bfloat16() for name, image in images.items()}
+    assert policy.infer(observation(images=half), seed=3).actions.shape == (50, 14)
+    barely = {name: np.full((8, 8, 3), 1.0000001) for name in CAMERAS}
+    assert policy.infer(observation(images=barely), seed=3).actions.shape == (50, 14)
+
+
+def test_buffers_may_be_used_again_at_once(openpi: Path) -> None:
+    """A camera driver or a client writes its next frame over the last one while the request still waits."""
+    with load(openpi, adapt_to_pi=False, max_batch=1) as policy:
+        fresh = observation()
+        state, noise = STATE.astype(np.float32), np.random.default_rng(0).standard_normal((50, 32)).astype(np.float32)
+        previous = np.random.default_rng(1).standard_normal((20, 32)).astype(np.float32)
+        images = {name: image.copy() for name, image in fresh.images.items()}
+
+        def request() -> Any:
+            rtc = RtcGuidance(previous, inference_delay=4, execution_horizon=8)
+            return policy.submit(observation(images=images, state=state), noise=noise, rtc=rtc)
+
+        expected = request().result(30)
+        policy.reset()
+        policy.submit(fresh, num_steps=60)  # keeps the engine busy
+        waiting = request()
+        for buffer in (state, noise, previous, *images.values()):
+            buffer[...] = 1
+        assert np.array_equal(waiting.result(30).actions, expected.actions)
+        hit = policy.infer(observation(images=images, state=state), noise=noise)
+        assert not hit.prefix_cache_hit, "what was cached is what was seen"
+
+
+def test_a_batch_larger_than_the_queue(policy: Policy) -> None:
+    chunks = policy.infer_batch([observation(id=str(index)) for index in range(100)], seed=1, num_steps=1)
+    assert [chunk.id for chunk in chunks] == [str(index) for index in range(100)]
+
+
+@pytest.mark.parametrize("ending", ["pass", "del policy, future; gc.collect()", "sys.exit(3)"])
+def test_a_program_may_end_without_closing(lerobot: Path, ending: str) -> None:
+    program = f"""
+import gc, sys
+import numpy as np
+from pi05_ros import Observation, Policy
+policy = Policy.from_checkpoint({str(lerobot)!r}, "cpu", "float32", compile_mode="plain")
+image = np.zeros((8, 8, 3), np.uint8)
+future = policy.submit(Observation({{"cam_high": image}}, np.zeros(14), "x"), num_steps=100)
+{ending}
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (3 if "exit" in ending else 0, "")
+
+
+def test_a_policy_that_is_dropped_gives_its_memory_back(lerobot: Path) -> None:
+    policy = load(lerobot)
+    policy.infer(observation())
+    model = weakref.ref(policy.engine.model)
+    del policy
+    for _ in range(200):
+        gc.collect()
+        if model() is None:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the model is still there")
 
 
 @settings(deadline=None, max_examples=80)
@@ -307,6 +395,55 @@ def test_rtc_holds_the_first_rows(policy: Policy) -> None:
     assert free < 0.3, "rows beyond the window follow of themselves, and are not pulled by one whole unit"
 
 
+def edited(folder: Path, target: Path, change: Any) -> Path:
+    """A copy of a checkpoint with another config.json."""
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    config = json.loads((target / "config.json").read_text())
+    change(config)
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def test_libero_as_lerobot_has_it(lerobot: Path, tmp_path: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        images = {
+            f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 256, 256]} for name in ("image", "image2")
+        }
+        config["input_features"] = {**images, "observation.state": {"type": "STATE", "shape": [8]}}
+        config["output_features"]["action"]["shape"] = [7]
+        config["empty_cameras"] = 1
+
+    folder = edited(lerobot, tmp_path, change)
+    image = np.zeros((8, 8, 3), np.uint8)
+    with load(folder, robot="libero", normalization="none", delta_actions=True) as policy:
+        seen = Observation({"image": image, "wrist_image": image}, np.arange(8.0), "x")
+        chunk = policy.infer(seen, seed=1)
+        absolute = chunk.actions - chunk.model_actions[:, :7]
+        assert np.allclose(absolute, np.arange(7), atol=1e-5), "state and action differ in length"
+        assert policy.metadata["input"]["image_keys"] == ["image", "wrist_image"]
+
+
+def test_openpi_without_a_robot_takes_the_dimensions_of_its_statistics(openpi: Path) -> None:
+    with load(openpi, robot=None) as policy:
+        images = {"base_0_rgb": np.zeros((8, 8, 3), np.uint8)}
+        assert policy.infer(Observation(images, STATE, "x"), seed=1).actions.shape == (50, 14)
+        assert "trossen" in policy.metadata["normalization"]["source"]
+
+
+def test_statistics_of_another_robot_are_refused(openpi: Path) -> None:
+    with pytest.raises(CheckpointError, match="state: the statistics cover 14 dimensions, the robot has 8"):
+        load(openpi, robot="franka_droid")
+
+
+def test_openpi_insists_on_the_base_camera(openpi: Path, policy: Policy) -> None:
+    wrists = {name: image for name, image in observation().images.items() if name != "cam_high"}
+    with load(openpi, adapt_to_pi=False) as pi:
+        for seen in (observation(images=wrists), observation(image_masks={"cam_high": False})):
+            with pytest.raises(ObservationError, match=r"images\.cam_high: is required"):
+                pi.infer(seen)
+    assert policy.infer(observation(images=wrists), seed=1).actions.shape == (50, 14), "LeRobot takes what is there"
+
+
 def test_openpi_deltas_are_added_to_the_state(openpi: Path) -> None:
     with (
         load(openpi, adapt_to_pi=False) as absolute_policy,
@@ -389,6 +526,12 @@ def test_base_checkpoint_by_slots(lerobot: Path, tmp_path: Path) -> None:
     [
         ({"robot": "libero"}, ProfileError, "state: robot profile 'libero' has 8 dimensions .*the checkpoint 14"),
         ({"robot": "alohaa"}, ProfileError, "no robot profile 'alohaa'; the package has .*aloha_ros2"),
+        ({"max_batch": 0}, Pi05Error, "max_batch: expected an integer of 1 or more, got 0"),
+        ({"prefix_cache": -1}, Pi05Error, "prefix_cache: expected an integer of 0 or more, got -1"),
+        ({"prefix_cache": None}, Pi05Error, "prefix_cache: expected an integer of 0 or more, got None"),
+        ({"batch_delay_ms": "x"}, Pi05Error, "batch_delay: expected seconds, 0 or more, got 'x'"),
+        ({"delta_actions": "false"}, Pi05Error, "delta_actions: expected one of None, True, False, got 'false'"),
+        ({"norm_stats": "x.json", "normalization": "none"}, Pi05Error, "norm_stats: is of no use beside"),
         ({"device": "cuda:99"}, Pi05Error, "device: 'cuda:99' was asked for; this machine has"),
         ({"device": "tpu"}, Pi05Error, "device: expected auto, cuda"),
         ({"precision": "int4"}, Pi05Error, "precision: expected one of float32, openpi, bfloat16, got 'int4'"),

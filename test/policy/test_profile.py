@@ -66,6 +66,14 @@ def edited(tmp_path: Path, change: Any) -> Path:
         (lambda d: d["arms"][0].update(joints=[1]), r"arms\[0\]\.joints\[0\]: expected a str, got 1"),
         (lambda d: d["arms"][0]["gripper"].update(state_at_1=0.044), "state_at_0 equals state_at_1"),
         (lambda d: d["arms"][0]["command"].pop("gripper_topic"), r"arms\[0\]\.command\.gripper_topic: needed"),
+        (lambda d: d["arms"][0]["gripper"].update(command_at_1=0.6197), "command_at_0 equals command_at_1"),
+        (lambda d: d["arms"].pop(), r"transform: aloha is for state and actions of \(14, 14\) dimensions"),
+        (
+            lambda d: d["arms"][0].pop("gripper") and d["arms"][0]["joints"].append("x"),
+            "has a gripper after six joints",
+        ),
+        (lambda d: d.update(action_names=["a", "a"]), "action_names: a is used twice"),
+        (lambda d: d.update(reset_pose=[0.0, 1.0]), "reset_pose: expected 6 positions"),
         (
             lambda d: d["arms"][0]["command"].update(type="magic"),
             r"arms\[0\]\.command\.type: expected one of joint_traj",

@@ -98,6 +98,7 @@ def array_map(**changes: Any) -> bytes:
         (array_map(shape=[1] * 40), "at most 16 dimensions"),
         (array_map(shape=2), "shape: expected a list of sizes, got 2"),
         (array_map(shape=[True, 2]), "shape: expected a list of sizes"),
+        (array_map(dtype="<U1", data=b"\xff" * 8), "data: no text: a character of <U1 is outside Unicode"),
         (array_map(data="text"), "data: expected bytes, got str"),
         (b"", "message: not readable as msgpack"),
         (b"\xc1", "message: not readable as msgpack"),
