@@ -95,7 +95,7 @@ def _run(stop: _Stop) -> None:
         with log_through(node.get_logger()):
             while not stop.asked:
                 executor.spin_once(timeout_sec=0.1)
-            node.close()
+            node.close("The process ends.")
     finally:
         executor.shutdown()
         node.destroy_node()

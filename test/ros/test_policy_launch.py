@@ -56,6 +56,7 @@ class PolicyLaunch(unittest.TestCase):
     def setUpClass(cls) -> None:
         cls.robot = Robot()
         cls.policy: Policy | None = None
+        cls.robot.wait_for_status(PolicyStatus.RUNNING)  # if the node does not come up at all, all tests end here
 
     @classmethod
     def tearDownClass(cls) -> None:
@@ -65,7 +66,6 @@ class PolicyLaunch(unittest.TestCase):
 
     def setUp(self) -> None:
         """Whatever the test before did: all streams run and the node with them."""
-        self.robot.__dict__["joint_names"] = list(NAMES)
         self.robot.wait_for_status(PolicyStatus.RUNNING)
 
     def expected(self, checkpoint: Path, prompt: str = PROMPT) -> np.ndarray:

@@ -1,0 +1,167 @@
+"""One checkpoint on one robot: everything that a node has between configure and cleanup."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from rclpy.node import Node
+
+from pi05_ros.errors import Pi05Error
+from pi05_ros.policy import Policy, RobotProfile, load_profile
+from pi05_ros.robot.assembly import ObservationAssembler
+from pi05_ros.robot.loop import SECOND, LoopChunk, PolicyLoop
+from pi05_ros.robot.ticks import ticks
+from pi05_ros.ros.commands import RobotOutput
+from pi05_ros.ros.parameters import PolicyParameters
+from pi05_ros.ros.streams import Streams
+
+CLOSE_TIMEOUT = 3.0
+"""Seconds that a running inference gets to end; then it is left behind."""
+
+
+class Deployment:
+    """Loads the checkpoint, subscribes, and from ``start`` to ``stop`` infers and commands on threads of its own.
+
+    settings: as the node's parameters were when it was configured.
+    prompt: the first instruction, "" for none yet.
+    on_chunk: called on the inference thread with every chunk. on_tick: on the control thread, after every tick.
+    interrupted: asked while the checkpoint loads; True gives the load up.
+
+    Raises Pi05Error: checkpoint, profile or command output cannot be used; nothing is left behind then.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        settings: PolicyParameters,
+        prompt: str,
+        on_chunk: Callable[[LoopChunk], None],
+        on_tick: Callable[[], None],
+        interrupted: Callable[[], bool],
+    ) -> None:
+        if not settings.checkpoint:
+            raise Pi05Error("checkpoint: no checkpoint is given; set it to a folder in LeRobot or openpi layout.")
+        self.settings, self.profile = settings, load_profile(settings.robot)
+        self._node, self._on_tick = node, on_tick
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        with ExitStack() as undo:
+            # What is cheap to find wrong comes before the weights.
+            ObservationAssembler(self.profile)
+            self._output = self._make_output(undo)
+            self.policy = Policy.from_checkpoint(
+                settings.checkpoint,
+                settings.device,
+                settings.precision,
+                self.profile,
+                **settings.policy_options,
+                progress=_load_progress(node, interrupted),
+            )
+            undo.callback(self.policy.close, timeout=CLOSE_TIMEOUT)
+            self.assembler = _make_assembler(node, self.profile, self.policy)
+            self.loop = PolicyLoop(
+                self.policy, self.profile, self.assembler, self._now_ns, on_chunk, settings.loop, prompt
+            )
+            undo.callback(Streams(node, self.assembler, on_data=self._on_data).destroy)
+            self._resources = undo.pop_all()
+
+    @property
+    def active(self) -> bool:
+        """True from start to stop."""
+        return self._thread is not None
+
+    @property
+    def in_control(self) -> bool:
+        """False if the control thread has died, or is not running."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin to infer and to command."""
+        self._stop.clear()
+        self.loop.start()
+        self._thread = threading.Thread(target=self._control, name="pi05-control", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, join, then hold: nothing else may command once the hold is out. Idempotent."""
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._thread.join(2.0)
+        self._thread = None
+        self.loop.stop()
+        self._hold()
+        self._node.get_logger().info("Stopped; holding.")
+
+    def close(self) -> None:
+        """Stop, and give everything back. Idempotent."""
+        self.stop()
+        self._resources.close()
+
+    def _control(self) -> None:
+        """The control thread: a tick a period, on a steady clock on a robot, on the simulated one in a simulation."""
+        simulated = bool(self._node.get_parameter("use_sim_time").value)
+        clock = (lambda: self._now_ns() / SECOND) if simulated else time.monotonic
+        try:
+            for _ in ticks(self.loop.period_ns / SECOND, clock, self._stop, simulated):
+                setpoints = self.loop.tick()
+                if setpoints is not None and self._output is not None:
+                    self._output.send(setpoints)
+                self._on_tick()
+        except Exception as error:
+            self._node.get_logger().fatal(
+                f"The control thread failed ({error}); the robot is held. Deactivate and activate the node to go on."
+            )
+            self.loop.set_enabled(False)
+            self._hold()
+            raise
+
+    def _hold(self) -> None:
+        hold = self.loop.final_hold()
+        if hold is not None and self._output is not None:
+            self._output.send(hold)
+
+    def _on_data(self) -> None:
+        if self.active:
+            self.loop.notify()
+
+    def _now_ns(self) -> int:
+        return int(self._node.get_clock().now().nanoseconds)
+
+    def _make_output(self, undo: ExitStack) -> RobotOutput | None:
+        if not self.settings.commands:
+            return None
+        output = RobotOutput(self._node, self.profile, round(SECOND / self.profile.control_hz))
+        undo.callback(output.destroy)
+        return output
+
+
+def _make_assembler(node: Node, profile: RobotProfile, policy: Policy) -> ObservationAssembler:
+    """For the cameras that the checkpoint reads, which may be others than those with a slot in the profile."""
+    cameras = [name for name in policy.binding.cameras if name is not None]
+    assembler = ObservationAssembler(profile, cameras, on_notice=lambda text: node.get_logger().warning(text))
+    without = set(cameras) - {camera.name for camera in assembler.cameras}
+    if without:
+        node.get_logger().warning(
+            f"The checkpoint reads camera {', '.join(sorted(without))}, for which robot profile {profile.name!r} has "
+            "no topic: that input of the model is masked."
+        )
+    return assembler
+
+
+def _load_progress(node: Node, interrupted: Callable[[], bool]) -> Callable[[int, int], None]:
+    """Logs how far loading is, every few seconds, and gives up when the process is to end."""
+    told = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        if interrupted():
+            raise Pi05Error("Loading was interrupted.")
+        if time.monotonic() - told > 2.0:
+            told = time.monotonic()
+            node.get_logger().info(f"Loading: {done} of {total} tensors.")
+
+    return progress

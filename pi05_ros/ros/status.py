@@ -1,0 +1,92 @@
+"""``~/status``: what the node is doing, and if it is not acting, why."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import torch
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile
+
+from pi05_ros.msg import PolicyStatus
+from pi05_ros.policy import Policy
+from pi05_ros.robot.assembly import ObservationAssembler
+from pi05_ros.robot.loop import SECOND, PolicyLoop
+from pi05_ros.ros.parameters import PolicyParameters
+
+LATCHED_QOS = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+
+
+class StatusPublisher:
+    """Publishes on request, from any thread."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._publisher = node.create_publisher(PolicyStatus, "~/status", LATCHED_QOS)
+        self._lock = threading.Lock()
+        self._told_key: object = None
+        self._rates: dict[str, float] = {}
+        self._arrivals: tuple[float, dict[str, int]] = (0.0, {})
+
+    def publish_unconfigured(self, reason: str) -> None:
+        """There is nothing to describe yet, or no more."""
+        with self._lock:
+            self._told_key = None
+            self._send(PolicyStatus(state=PolicyStatus.UNCONFIGURED, reason=reason))
+
+    def publish(
+        self,
+        settings: PolicyParameters,
+        policy: Policy,
+        assembler: ObservationAssembler,
+        loop: PolicyLoop,
+        active: bool,
+    ) -> None:
+        """Everything about a configured node."""
+        with self._lock:
+            state = loop.state()
+            self._told_key = state.key
+            message = PolicyStatus(
+                state=state.state if active else PolicyStatus.INACTIVE,
+                reason=state.reason if active else "Configured; not activated.",
+                prompt=loop.prompt,
+                checkpoint=settings.checkpoint,
+                robot=settings.robot,
+                adapt_to_pi=policy.binding.adapt_to_pi,
+                queue_left=state.rows_left,
+                chunks=state.chunks,
+                refused_observations=state.refused_observations,
+                refused_chunks=state.refused_chunks,
+                corrupt_images=state.corrupt_images,
+                underruns=state.underruns,
+            )
+            self._describe_streams(message, assembler)
+            if state.latencies_ms:
+                message.latency_p50_ms, message.latency_p95_ms = map(float, np.percentile(state.latencies_ms, [50, 95]))
+            if policy.engine.device.type == "cuda":
+                message.device_memory = torch.cuda.memory_allocated(policy.engine.device)
+            self._send(message)
+
+    def has_told(self, loop: PolicyLoop) -> bool:
+        """True if state and kind of reason are still those that were published last."""
+        return loop.state().key == self._told_key
+
+    def measure_rates(self, assembler: ObservationAssembler) -> None:
+        """Samples per second since the last call; call it about once a second."""
+        now, counts = time.monotonic(), {name: count for name, (count, _) in assembler.arrivals().items()}
+        before, earlier = self._arrivals
+        if earlier.keys() == counts.keys():
+            self._rates = {name: max(count - earlier[name], 0) / (now - before) for name, count in counts.items()}
+        self._arrivals = (now, counts)
+
+    def _describe_streams(self, message: PolicyStatus, assembler: ObservationAssembler) -> None:
+        now_ns, arrivals = self._node.get_clock().now().nanoseconds, assembler.arrivals()
+        message.streams = list(arrivals)
+        message.stream_ages = [-1.0 if stamp is None else (now_ns - stamp) / SECOND for _, stamp in arrivals.values()]
+        message.stream_rates = [self._rates.get(name, 0.0) for name in arrivals]
+
+    def _send(self, message: PolicyStatus) -> None:
+        message.header.stamp = self._node.get_clock().now().to_msg()
+        self._publisher.publish(message)
