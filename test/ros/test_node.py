@@ -1,0 +1,130 @@
+"""The node in this process, where a test can break a part of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rclpy
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.parameter import Parameter
+from robot_stand_in import POSE, Robot
+
+from pi05_ros.checkpoint import make_checkpoint
+from pi05_ros.msg import PolicyStatus
+from pi05_ros.ros.deployment import Deployment
+from pi05_ros.ros.node import PolicyNode
+
+
+class Station:
+    """The node, spun on a thread, and the robot beside it."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.context = Context()
+        rclpy.init(context=self.context)
+        values = {"checkpoint": str(checkpoint), "robot": "aloha_sim", "prompt": "x", "device": "cpu"}
+        overrides = [Parameter(name, value=value) for name, value in values.items()]
+        self.node = PolicyNode(context=self.context, parameter_overrides=overrides)
+        self.executor = SingleThreadedExecutor(context=self.context)
+        self.executor.add_node(self.node)
+        self.thread = threading.Thread(target=self.executor.spin, daemon=True)
+        self.robot = Robot()
+
+    @property
+    def deployment(self) -> Deployment:
+        assert self.node._deployment is not None
+        return self.node._deployment
+
+    def activate(self) -> None:
+        assert self.node.trigger_activate() == TransitionCallbackReturn.SUCCESS
+
+    def close(self) -> None:
+        self.executor.shutdown()
+        self.thread.join(5)
+        self.node.close("The test ends.")
+        self.node.destroy_node()
+        self.robot.close()
+        rclpy.shutdown(context=self.context)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("tiny", tmp_path_factory.mktemp("node") / "tiny")
+
+
+@pytest.fixture
+def station(checkpoint: Path) -> Iterator[Station]:
+    station = Station(checkpoint)
+    assert station.node.trigger_configure() == TransitionCallbackReturn.SUCCESS
+    station.activate()
+    station.thread.start()
+    yield station
+    station.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_control_thread_that_dies_is_seen_and_the_robot_held(
+    station: Station, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    robot, output = station.robot, station.deployment._output
+    assert output is not None
+    robot.wait_for(lambda: len(robot.trajectories["left"]) > 3, "commands")
+    send, failures = output.send, [RuntimeError("the bus is gone")]
+
+    def fail_once(setpoints: Any) -> None:
+        if failures:
+            raise failures.pop()
+        send(setpoints)
+
+    monkeypatch.setattr(output, "send", fail_once)
+    robot.wait_for_status(PolicyStatus.DISABLED)
+    robot.spin(0.3)
+    last = robot.trajectories["left"][-1]
+    assert len(last.points) == 1
+    assert np.allclose(last.points[0].positions[:6], POSE[:6], atol=1e-6)
+    answer = robot.enable(True)
+    assert not answer.success
+    assert "control thread has failed" in answer.message
+
+    assert station.node.trigger_deactivate() == TransitionCallbackReturn.SUCCESS
+    station.activate()
+    assert robot.enable(True).success
+    robot.wait_for_status(PolicyStatus.RUNNING)
+
+
+def test_an_inference_that_fails_is_an_error_in_the_status_until_it_works_again(station: Station) -> None:
+    robot = station.robot
+    robot.wait_for_chunk()
+    bias = station.deployment.policy.engine.model.action_out_proj.bias
+    bias[0] = float("nan")
+    try:
+        status = robot.wait_for_status(PolicyStatus.ERROR, "non-finite")
+        assert status.reason.startswith("Inference failed: ")
+    finally:
+        bias[0] = 0.0
+    robot.wait_for_status(PolicyStatus.RUNNING)
+
+
+def test_what_nobody_foresaw_in_configure_is_in_the_log_and_the_status(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """rclpy says nothing at all of an exception in a transition."""
+    monkeypatch.setattr("pi05_ros.ros.deployment.Streams", None)
+    station = Station(checkpoint)
+    try:
+        assert station.node.trigger_configure() == TransitionCallbackReturn.FAILURE
+        station.robot.wait_for_status(PolicyStatus.UNCONFIGURED, "Not configured: 'NoneType' object is not callable")
+        assert "in __init__" in capfd.readouterr().err
+        assert not any(thread.name == "pi05-engine" for thread in threading.enumerate()), "nothing is left behind"
+        assert not list(station.node.get_publishers_info_by_topic("/aloha_sim/left/joint_trajectory"))
+        monkeypatch.undo()
+        assert station.node.trigger_configure() == TransitionCallbackReturn.SUCCESS
+    finally:
+        station.thread.start()
+        station.close()
