@@ -46,6 +46,15 @@ succeeds() { "$1" -c "$2" > /dev/null 2>&1; }
 # A ROS 2 of the machine's own, rather than the one that env.sh gave to this shell.
 ros_is_sourced() { [ -n "${AMENT_PREFIX_PATH:-}" ] && [[ ":$AMENT_PREFIX_PATH:" != *":$VENV:"* ]]; }
 
+# Where .venv was made beside an installed ROS, a shell in which that is not sourced goes on with it.
+recall_ros() {
+    if [ -z "${AMENT_PREFIX_PATH:-}" ] && grep -qs '^system' "$STAMPS/venv" && [ -f "$ROOT/install/setup.bash" ]; then
+        set +u                        # colcon's files use variables that may be unset
+        source "$ROOT/install/setup.bash"
+        set -u
+    fi
+}
+
 choose() {
     local candidate
     if ros_is_sourced; then
@@ -270,6 +279,7 @@ main() {
     exec 9< "${BASH_SOURCE[0]}"
     flock -n 9 || { say "Waiting for another set-up of this checkout ..." && flock 9; }
 
+    recall_ros
     choose
     STEPS=$((build + ($([ "$SOURCE" = wheels ] && echo 5 || echo 3))))
     system_packages
