@@ -44,7 +44,7 @@ class Streams:
             self._on_data()
 
         kind = CompressedImage if camera.transport == "compressed" else Image
-        return self._node.create_subscription(kind, camera.topic, on_image, IMAGE_QOS)
+        return self._node.create_subscription(kind, camera.topic or "", on_image, IMAGE_QOS)
 
     def _subscribe_joints(self, topic: str) -> Any:
         def on_joint_state(message: JointState) -> None:
