@@ -18,11 +18,13 @@ import torch
 from pi05_ros.checkpoint import Checkpoint, load_model, read_checkpoint, read_norm_stats
 from pi05_ros.engine import Engine, EngineRequest, EngineResult
 from pi05_ros.engine.images import DIALECTS
-from pi05_ros.errors import CheckpointError, InferenceError, ObservationError, Pi05Error
+from pi05_ros.errors import InferenceError, ObservationError, Pi05Error
 from pi05_ros.model import PRECISIONS, RtcGuidance, census
 from pi05_ros.model.pi05 import TIME_GRIDS
 from pi05_ros.policy.binding import Binding, bind
 from pi05_ros.policy.inputs import as_image, as_integer, as_masks, as_numbers, as_text, as_tokens, as_vector
+from pi05_ros.policy.loading import check_options, find_tokenizer, make_normalizers, resolve_device
+from pi05_ros.policy.metadata import describe
 from pi05_ros.policy.normalization import Normalizer
 from pi05_ros.policy.observation import ActionChunk, Observation
 from pi05_ros.policy.profile import RobotProfile, load_profile
@@ -102,7 +104,7 @@ class Policy:
         Raises CheckpointError, ProfileError, or their base Pi05Error for an option: one message that names what is
         wrong and what was tried.
         """
-        _check_options(
+        check_options(
             precision=(precision, PRECISIONS),
             compile_mode=(compile_mode, COMPILE_MODES),
             time_grid=(time_grid, (None, *TIME_GRIDS)),
@@ -124,8 +126,8 @@ class Policy:
         if norm_stats is not None:
             checkpoint = replace(checkpoint, norm_stats=read_norm_stats(Path(norm_stats).expanduser()))
         binding = bind(checkpoint, profile, raw, adapt_to_pi, delta_actions)
-        normalizers = _normalizers(checkpoint, binding, off=raw or normalization == "none")
-        prompts, tokenizer_error = _tokenizer(checkpoint, tokenizer, truncate_prompt, required=not raw)
+        normalizers = make_normalizers(checkpoint, binding, off=raw or normalization == "none")
+        prompts, tokenizer_error = find_tokenizer(checkpoint, tokenizer, truncate_prompt, required=not raw)
         if compile_mode != "plain":
             logger.warning("compile_mode %r is not available in this version: the plain path runs.", compile_mode)
         model = load_model(path, target, precision, checkpoint.config, progress)
@@ -224,42 +226,7 @@ class Policy:
     @property
     def metadata(self) -> dict[str, Any]:
         """What a client needs to know, as ``/v1/actions/metadata`` serves it. Plain JSON types."""
-        config, binding, profile = self.checkpoint.config, self.binding, self.profile
-        mode = {name: normalizer.mode for name, normalizer in self._normalizers.items()}
-        return {
-            "object": "action.metadata",
-            "model": self.checkpoint.folder.name,
-            "model_path": str(self.checkpoint.folder),
-            "policy_family": "pi05",
-            "input": {
-                "image_keys": [name for name in binding.cameras if name and not name.startswith("empty_camera_")],
-                "image_size": [config.vision.image_size] * 2,
-                "state_dim": binding.state_dim,
-            },
-            "output": {
-                "action_type": "continuous",
-                "action_horizon": config.horizon,
-                "action_dim": binding.action_dim,
-                "padded_action_dim": config.action_dim,
-                "dtype": "float32",
-            },
-            "defaults": {"num_inference_steps": self.checkpoint.num_steps},
-            "robot": {
-                "profile": "raw" if binding.raw else profile.name if profile else None,
-                "joint_names": list(binding.state_names),
-                "action_names": list(binding.action_names),
-                "control_hz": profile.control_hz if profile else None,
-                "units": _units(profile),
-                "gripper": "0 to 1, see the profile" if profile and any(profile.gripper_mask) else None,
-                "adapt_to_pi": binding.adapt_to_pi,
-                "reset_pose": list(profile.reset_pose) if profile and profile.reset_pose else None,
-            },
-            "normalization": {
-                "mode": mode,
-                "layout": self.checkpoint.layout,
-                "source": self.checkpoint.norm_stats.source if self.checkpoint.norm_stats else None,
-            },
-        }
+        return describe(self.checkpoint, self.binding, self.profile, self._normalizers)
 
     # ---- from robot units to the engine ----
 
@@ -380,78 +347,3 @@ class Policy:
             stamp=stamp,
             id=identity,
         )
-
-
-def resolve_device(device: str) -> torch.device:
-    """ "auto" -> CUDA if there is a GPU, else the CPU. Raises Pi05Error: unknown, or not there."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        target = torch.device(device)
-    except RuntimeError as error:
-        raise Pi05Error(f"device: expected auto, cuda, cuda:<index> or cpu, got {device!r}.") from error
-    if target.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (target.index or 0) >= count:
-            raise Pi05Error(f"device: {device!r} was asked for; this machine has {count} CUDA devices PyTorch can use.")
-    elif target.type != "cpu":
-        raise Pi05Error(f"device: expected auto, cuda, cuda:<index> or cpu, got {device!r}.")
-    return target
-
-
-def _units(profile: RobotProfile | None) -> list[str] | None:
-    """Of the state, by dimension; None where only the checkpoint's makers know."""
-    if profile is None or profile.transform == "libero":
-        return None
-    return ["0..1" if gripper else "rad" for gripper in profile.gripper_mask]
-
-
-def _check_options(**options: tuple[Any, tuple[Any, ...]]) -> None:
-    """name=(value, legal values). Raises Pi05Error for the first that is not legal."""
-    for name, (value, known) in options.items():
-        if not any(value is one or (isinstance(value, str) and value == one) for one in known):
-            raise Pi05Error(f"{name}: expected one of {', '.join(map(str, known))}, got {value!r}.")
-
-
-def _normalizers(checkpoint: Checkpoint, binding: Binding, off: bool) -> dict[str, Normalizer]:
-    """The maps of state and action, checked against the robot's dimensions."""
-    normalizers, stats = {}, checkpoint.norm_stats
-    for feature, dims in (("state", binding.state_dim), ("action", binding.action_dim)):
-        mode = "IDENTITY" if off else checkpoint.normalization[feature]
-        if mode == "IDENTITY":
-            normalizers[feature] = Normalizer(mode, {}, checkpoint.layout)
-            continue
-        if stats is None:
-            raise CheckpointError(
-                f"{checkpoint.folder}: no normalisation statistics found (looked for "
-                + (
-                    "the state files that policy_preprocessor.json and policy_postprocessor.json name"
-                    if checkpoint.layout == "lerobot"
-                    else "assets/*/norm_stats.json"
-                )
-                + f"), and {feature} is to be normalised by {mode}. The arm would move by made-up numbers. Give a file "
-                "with norm_stats=, or normalization='none' to go without."
-            )
-        normalizer = Normalizer(mode, stats.require(feature, mode), checkpoint.layout)
-        covered = normalizer.dims or 0
-        # openpi pads some of its statistics to the model's width.
-        padded = checkpoint.layout == "openpi" and covered == checkpoint.config.action_dim
-        if covered != dims and not padded:
-            raise CheckpointError(
-                f"{stats.source}: {feature}: the statistics cover {covered} dimensions, the robot has {dims}."
-            )
-        normalizers[feature] = normalizer
-    return normalizers
-
-
-def _tokenizer(
-    checkpoint: Checkpoint, given: str | Path | None, truncate: bool, required: bool
-) -> tuple[PromptTokenizer | None, str]:
-    """The tokenizer, or why there is none, where a caller may send tokens instead."""
-    path = Path(given).expanduser() if given is not None else checkpoint.tokenizer
-    try:
-        return PromptTokenizer(path, checkpoint.config.prefix.vocab, checkpoint.prompt_length, truncate), ""
-    except CheckpointError as error:
-        if required or path is not None:
-            raise
-        return None, str(error)

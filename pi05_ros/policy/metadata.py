@@ -1,0 +1,60 @@
+"""What a client may know of a policy, as plain JSON types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pi05_ros.checkpoint import Checkpoint
+from pi05_ros.policy.binding import Binding
+from pi05_ros.policy.normalization import Normalizer
+from pi05_ros.policy.profile import RobotProfile
+
+
+def describe(
+    checkpoint: Checkpoint, binding: Binding, profile: RobotProfile | None, normalizers: Mapping[str, Normalizer]
+) -> dict[str, Any]:
+    """The object that ``/v1/actions/metadata`` serves."""
+    config, stats = checkpoint.config, checkpoint.norm_stats
+    mode = {name: normalizer.mode for name, normalizer in normalizers.items()}
+    return {
+        "object": "action.metadata",
+        "model": checkpoint.folder.name,
+        "model_path": str(checkpoint.folder),
+        "policy_family": "pi05",
+        "input": {
+            "image_keys": [name for name in binding.cameras if name and not name.startswith("empty_camera_")],
+            "image_size": [config.vision.image_size] * 2,
+            "state_dim": binding.state_dim,
+        },
+        "output": {
+            "action_type": "continuous",
+            "action_horizon": config.horizon,
+            "action_dim": binding.action_dim,
+            "padded_action_dim": config.action_dim,
+            "dtype": "float32",
+        },
+        "defaults": {"num_inference_steps": checkpoint.num_steps},
+        "robot": {
+            "profile": "raw" if binding.raw else profile.name if profile else None,
+            "joint_names": list(binding.state_names),
+            "action_names": list(binding.action_names),
+            "control_hz": profile.control_hz if profile else None,
+            "units": _units(profile),
+            "gripper": "0 to 1, see the profile" if profile and any(profile.gripper_mask) else None,
+            "adapt_to_pi": binding.adapt_to_pi,
+            "reset_pose": list(profile.reset_pose) if profile and profile.reset_pose else None,
+        },
+        "normalization": {
+            "mode": mode,
+            "layout": checkpoint.layout,
+            "source": stats.source if stats else None,
+        },
+    }
+
+
+def _units(profile: RobotProfile | None) -> list[str] | None:
+    """Of the state, by dimension; None where only the checkpoint's makers know."""
+    if profile is None or profile.transform == "libero":
+        return None
+    return ["0..1" if gripper else "rad" for gripper in profile.gripper_mask]
