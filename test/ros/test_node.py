@@ -14,12 +14,12 @@ from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.parameter import Parameter
-from robot_stand_in import POSE, Robot
 
 from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.msg import PolicyStatus
 from pi05_ros.ros.deployment import Deployment
 from pi05_ros.ros.node import PolicyNode
+from ros.robot_stand_in import POSE, Robot
 
 
 class Station:

@@ -16,12 +16,12 @@ from launch import LaunchDescription
 from launch.actions import IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch_testing.actions import ReadyToTest
-from robot_stand_in import NAMES, PROFILE, Robot, picture, rows, stamp_ns
 from std_msgs.msg import String
 
 from pi05_ros import Policy
 from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.msg import PolicyStatus
+from ros.robot_stand_in import NAMES, PROFILE, Robot, picture, rows, stamp_ns
 
 SEED = 7
 PROMPT = "on"  # which YAML takes for a boolean, where it is not told otherwise

@@ -19,12 +19,12 @@ from launch.actions import IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch_testing.actions import ReadyToTest
 from rclpy.qos import QoSProfile
-from robot_stand_in import PROFILE, Robot, rows, stamp_ns
 from sensor_msgs.msg import Image, JointState
 
 from pi05_ros import Observation, Policy
 from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.msg import ActionChunk, PolicyStatus
+from ros.robot_stand_in import PROFILE, Robot, rows, stamp_ns
 
 SEED = 11
 MS = 1_000_000

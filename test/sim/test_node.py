@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import handover
 import numpy as np
 import pytest
 import rclpy
@@ -29,6 +28,7 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from pi05_ros.policy.profile import load_profile
 from pi05_ros.sim.scene import CAMERAS, COMMAND_NAMES, HOME_POSE, JOINT_NAMES, AlohaScene
+from sim import handover
 
 DOMAIN = int(os.environ["ROS_DOMAIN_ID"])  # of this test run alone
 TIMEOUT = 30.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import handover
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,6 +13,7 @@ from pi05_ros.policy.profile import load_profile
 from pi05_ros.sim.recording import ChunkRecord, Recording
 from pi05_ros.sim.report import MOMENTS, ReportError, write_report
 from pi05_ros.sim.scene import ARMS, CAMERAS, HOME_POSE, AlohaScene
+from sim import handover
 
 PROFILE = load_profile("aloha_sim")
 CAMERA_NAMES = tuple(camera.name for camera in PROFILE.cameras)

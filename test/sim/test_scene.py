@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-import handover
 import numpy as np
 import pytest
 
@@ -13,6 +12,7 @@ from pi05_ros.policy.profile import load_profile
 from pi05_ros.sim import backend
 from pi05_ros.sim.backend import SimulationError
 from pi05_ros.sim.scene import ARM_JOINTS, CAMERAS, FINGERS, HOME_POSE, AlohaScene
+from sim import handover
 
 SECOND = 500  # physics steps
 OPEN, CLOSED = 0.057, 0.021
