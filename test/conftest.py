@@ -12,10 +12,13 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 101)  # test runs beside each other do not hear each other
 os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 os.environ.setdefault("OMP_NUM_THREADS", "2")  # torch takes it as its number of threads
+settings.register_profile("busy machine", deadline=None)  # the first example of a test may pay for an import
+settings.load_profile("busy machine")
 
 OPTIONAL = ("rclpy", "launch", "launch_ros", "launch_testing", "mujoco")
 MISSING = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
