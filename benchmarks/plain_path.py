@@ -4,7 +4,7 @@
     python benchmarks/plain_path.py --device cpu --precision openpi --repeats 1
 
 Makes the checkpoint first (14.5 GB in float32) unless --checkpoint names one. One policy, three cameras of 480 x 640,
-a prompt of about 60 tokens, horizon 50, 10 denoise steps. "miss": new images every time; "hit": the prefix is cached.
+a prompt of 25 tokens, horizon 50, 10 denoise steps. "miss": new images every time; "hit": the prefix is cached.
 """
 
 from __future__ import annotations
