@@ -49,9 +49,10 @@ def image_message(rgb: np.ndarray, encoding: str) -> Image:
 class Robot:
     """Publishes at 20 Hz while it waits for something; every wait ends in an error with all that is known."""
 
-    def __init__(self, sim: bool = False) -> None:
+    def __init__(self, sim: bool = False, domain: int | None = None) -> None:
+        """sim: only listen. domain: of ROS; None: this test process's own."""
         self.context = Context()
-        rclpy.init(context=self.context)
+        rclpy.init(context=self.context, domain_id=domain)
         self.node = Node("robot_stand_in", context=self.context)
         self.executor = SingleThreadedExecutor(context=self.context)
         self.executor.add_node(self.node)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,20 +23,25 @@ from pi05_ros.ros.deployment import Deployment
 from pi05_ros.ros.node import PolicyNode
 from ros.robot_stand_in import POSE, Robot
 
+# A lifecycle node's services outlive destroy_node() within a process, and would answer for the nodes of later tests:
+# so every station here has a ROS domain of its own.
+DOMAINS = itertools.count(int(os.environ["ROS_DOMAIN_ID"]))
+
 
 class Station:
     """The node, spun on a thread, and the robot beside it."""
 
     def __init__(self, checkpoint: Path) -> None:
+        domain = 1 + next(DOMAINS) % 101
         self.context = Context()
-        rclpy.init(context=self.context)
+        rclpy.init(context=self.context, domain_id=domain)
         values = {"checkpoint": str(checkpoint), "robot": "aloha_sim", "prompt": "x", "device": "cpu"}
         overrides = [Parameter(name, value=value) for name, value in values.items()]
         self.node = PolicyNode(context=self.context, parameter_overrides=overrides)
         self.executor = SingleThreadedExecutor(context=self.context)
         self.executor.add_node(self.node)
         self.thread = threading.Thread(target=self.executor.spin, daemon=True)
-        self.robot = Robot()
+        self.robot = Robot(domain=domain)
 
     @property
     def deployment(self) -> Deployment:
