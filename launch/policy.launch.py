@@ -47,6 +47,14 @@ ARGUMENTS = {
 }
 
 
+CHOICES = {
+    "precision": ["", "openpi", "float32", "bfloat16"],
+    "use_sim_time": ["", "true", "false", "True", "False"],
+    "autostart": ["true", "false", "True", "False"],
+    "log_level": ["debug", "info", "warn", "error", "fatal"],
+}
+
+
 def policy_node(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     """The node, with the arguments that were given, and the events that start it."""
 
@@ -110,7 +118,7 @@ def generate_launch_description() -> LaunchDescription:
         for name in ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
     ]
     arguments = [
-        DeclareLaunchArgument(name, default_value=default, description=description)
+        DeclareLaunchArgument(name, default_value=default, description=description, choices=CHOICES.get(name))
         for name, (default, description) in ARGUMENTS.items()
     ]
     return LaunchDescription([*profiles, *arguments, OpaqueFunction(function=policy_node)])

@@ -285,6 +285,8 @@ def _validate(profile: RobotProfile, path: Path) -> None:
         ("cameras: slot", [camera.slot for camera in profile.cameras if camera.slot]),
         ("arms: dimension", profile.joint_names),
         ("action_names:", profile.action_names or ()),
+        ("arms: command topic", [topic for arm in profile.arms for topic in _command_topics(arm)]),
+        ("arms: joint", [f"{arm.state_topic} {joint}" for arm in profile.arms for joint in _state_joints(arm)]),
     ):
         twice = sorted({name for name in names if list(names).count(name) > 1})
         require(not twice, f"{label} {', '.join(twice)} is used twice.")
@@ -321,5 +323,16 @@ def _validate(profile: RobotProfile, path: Path) -> None:
     require(
         profile.transform != "aloha" or aloha_grippers, "transform: aloha has a gripper after six joints of each arm."
     )
-    for name in ("control_hz", "stale_after", "max_skew"):
-        require(getattr(profile, name) > 0, f"{name}: expected a positive number, got {getattr(profile, name)}.")
+    for name, most in (("control_hz", 1000.0), ("stale_after", 10.0), ("max_skew", 10.0)):
+        value = getattr(profile, name)
+        require(value > 0, f"{name}: expected a positive number, got {value}.")
+        require(value <= most, f"{name}: expected at most {most:g}, got {value}.")
+
+
+def _command_topics(arm: Arm) -> list[str]:
+    command = arm.command
+    return [] if command is None else [topic for topic in (command.topic, command.gripper_topic) if topic]
+
+
+def _state_joints(arm: Arm) -> tuple[str, ...]:
+    return arm.joints + ((arm.gripper.joint,) if arm.gripper else ())

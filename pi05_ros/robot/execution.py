@@ -37,6 +37,7 @@ class ChunkPlayer:
         self._velocities = velocities
         self._rows: np.ndarray | None = None
         self._stamp_ns = 0
+        self._reached = 0
         self._fresh = False
         self._hold: np.ndarray | None = None
 
@@ -47,7 +48,7 @@ class ChunkPlayer:
 
     def play(self, rows: np.ndarray, stamp_ns: int) -> None:
         """From now on play these rows [horizon, action_dim], predicted from an observation of that stamp."""
-        self._rows, self._stamp_ns = rows.astype(np.float64), stamp_ns
+        self._rows, self._stamp_ns, self._reached = rows.astype(np.float64), stamp_ns, 0
         self._fresh, self._hold = True, None
 
     def hold(self, target: np.ndarray | None) -> None:
@@ -70,7 +71,7 @@ class ChunkPlayer:
             return Setpoints(target[None], now_ns, fresh=True)
         if self._rows is None:
             return None
-        index = self._index(now_ns)
+        index = self._reached = max(self._index(now_ns), self._reached)  # a clock that is set back repeats no row
         fresh, self._fresh = self._fresh, False
         if index >= len(self._rows):
             self.underruns += 1

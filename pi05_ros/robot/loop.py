@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -33,6 +34,8 @@ IDLE_WAIT = 0.05
 """Seconds between two looks at the inputs while nothing arrives."""
 RETRY_AFTER = 1.0
 """Seconds before inference is tried again after it failed."""
+INFERENCE_PATIENCE = 10.0
+"""Seconds after which a running inference is worth a word in the status."""
 LATENCIES = 100
 
 
@@ -100,7 +103,7 @@ class PolicyLoop:
         self._lock = threading.Lock()
         velocities = velocity_mask(profile) if profile.action_names is None else np.zeros(profile.action_dim, bool)
         self._player = ChunkPlayer(self.period_ns, velocities)
-        self._prompt, self._enabled = prompt, True
+        self._prompt, self._enabled = prompt.strip(), True
         self._epoch = 0  # counts what makes a running inference worthless
         self._state = LoopState("waiting", "The first observation has not come yet.")
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
@@ -114,6 +117,9 @@ class PolicyLoop:
     def start(self) -> None:
         """Begin to infer and play."""
         self._stop.clear()
+        with self._lock:
+            if self._enabled:
+                self._set_state("waiting", "The first chunk has not come yet.")
         self._thread = threading.Thread(target=self._run, name="pi05-inference", daemon=True)
         self._thread.start()
 
@@ -134,19 +140,20 @@ class PolicyLoop:
         return self._prompt
 
     def set_prompt(self, prompt: str) -> None:
-        """From the next chunk on."""
+        """From the next chunk on. A blank one is none."""
+        prompt = prompt.strip()
         with self._lock:
             if prompt != self._prompt:
                 self._prompt = prompt
                 self._epoch += 1
         self._wake.set()
 
-    def set_enabled(self, enabled: bool) -> None:
-        """False: hold at once, also while an inference runs, whose chunk is then thrown away."""
+    def set_enabled(self, enabled: bool, reason: str = "Disabled by ~/enable.") -> None:
+        """False: hold at once, also while an inference runs, whose chunk is then thrown away. It outlasts a stop."""
         with self._lock:
             if self._enabled and not enabled:
                 self._hold()
-                self._set_state("disabled", "Disabled by ~/enable.")
+                self._set_state("disabled", reason)
             elif enabled and not self._enabled:
                 self._set_state("waiting", "Enabled again; the first chunk has not come yet.")
             self._enabled = enabled
@@ -156,7 +163,7 @@ class PolicyLoop:
         """Forget chunk, samples and cached prefixes; hold until new ones have come."""
         with self._lock:
             self._hold()
-        self._assembler.reset()
+            self._assembler.reset()
         self._policy.reset()
 
     def state(self) -> LoopState:
@@ -210,18 +217,19 @@ class PolicyLoop:
         self._state = replace(self._state, state=state, reason=reason, key=(state, key or reason), **counts)
 
     def _refused(self, refusal: Refusal) -> None:
+        state = "running" if self._player.playing else "waiting"  # a passing fault does not stop the arm
         if refusal.key != self._last_refusal:  # counted once, not for every look at the same bad message
             self._last_refusal = refusal.key
             counted = self._state
             self._set_state(
-                "waiting",
+                state,
                 refusal.reason,
                 refusal.key,
                 refused_observations=counted.refused_observations + (not refusal.is_waiting),
                 corrupt_images=counted.corrupt_images + refusal.has("corrupt"),
             )
         else:
-            self._set_state("waiting", refusal.reason, refusal.key)
+            self._set_state(state, refusal.reason, refusal.key)
 
     # ---- the inference thread ----
 
@@ -277,10 +285,15 @@ class PolicyLoop:
 
     def _await(self, future: Future[ActionChunk]) -> ActionChunk | None:
         """The chunk; None if the loop was stopped meanwhile."""
+        began = time.monotonic()
         while not wait([future], timeout=0.05).done:
             if self._stop.is_set():
                 future.cancel()
                 return None
+            if time.monotonic() - began > INFERENCE_PATIENCE:
+                with self._lock:
+                    if self._enabled:
+                        self._set_state("waiting", f"An inference runs for more than {INFERENCE_PATIENCE:g} s.")
         return future.result()
 
     def _accept(
@@ -289,12 +302,12 @@ class PolicyLoop:
         """Play and publish a chunk, unless it is no good or what it was asked for is over."""
         problem = chunk_problem(chunk.actions, self._profile.action_dim)
         with self._lock:
+            if epoch != self._epoch or self._stop.is_set():
+                self._wake.set()
+                return
             if problem is not None:
                 self._hold()
                 self._set_state("error", problem, refused_chunks=self._state.refused_chunks + 1)
-                return
-            if epoch != self._epoch or self._stop.is_set():
-                self._wake.set()
                 return
             self._latency_ns = self._now_ns() - observed.stamp_ns
             # A robot that stood still when it was seen is where it was seen: nothing of the chunk has passed. That

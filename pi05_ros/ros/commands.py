@@ -35,6 +35,11 @@ class Output(ABC):
     def send(self, rows: np.ndarray, setpoints: Setpoints) -> None:
         """rows: float64 [n, dims of the arm] in robot units (gripper 0..1), as ``setpoints`` dates them."""
 
+    @property
+    def topics(self) -> list[str]:
+        """Topics of the commands, resolved."""
+        return [publisher.topic_name for publisher in self._publishers]
+
     def destroy(self) -> None:
         """Give the publishers back."""
         for publisher in self._publishers:
@@ -67,6 +72,7 @@ class RobotOutput:
                 f"({'arm ' + ', '.join(silent) if silent else 'they are not joint values'}). "
                 "Set command_output to none to publish chunks only."
             )
+        self._node = node
         self._outputs: list[tuple[slice, Output]] = []
         begin = 0
         for arm in profile.arms:
@@ -78,6 +84,14 @@ class RobotOutput:
     def send(self, setpoints: Setpoints) -> None:
         for columns, output in self._outputs:
             output.send(setpoints.rows[:, columns], setpoints)
+
+    def warn_of_others(self) -> None:
+        """Say so if somebody else publishes commands too (a teleoperation that was left on): both would fight."""
+        for _, output in self._outputs:
+            for topic in output.topics:
+                others = self._node.count_publishers(topic) - 1
+                if others > 0:
+                    self._node.get_logger().warning(f"{topic}: {others} more publish commands there; stop them.")
 
     def destroy(self) -> None:
         for _, output in self._outputs:

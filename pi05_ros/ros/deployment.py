@@ -12,6 +12,7 @@ from rclpy.node import Node
 from pi05_ros.errors import Pi05Error
 from pi05_ros.policy import Policy, RobotProfile, load_profile
 from pi05_ros.robot.assembly import ObservationAssembler
+from pi05_ros.robot.execution import Setpoints
 from pi05_ros.robot.loop import SECOND, LoopChunk, PolicyLoop
 from pi05_ros.robot.ticks import ticks
 from pi05_ros.ros.commands import RobotOutput
@@ -48,6 +49,7 @@ class Deployment:
         self._node, self._on_tick = node, on_tick
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._due_hold: Setpoints | None = None
         with ExitStack() as undo:
             # What is cheap to find wrong comes before the weights.
             ObservationAssembler(self.profile)
@@ -81,6 +83,8 @@ class Deployment:
     def start(self) -> None:
         """Begin to infer and to command."""
         self._stop.clear()
+        if self._output is not None:
+            self._output.warn_of_others()
         self.loop.start()
         self._thread = threading.Thread(target=self._control, name="pi05-control", daemon=True)
         self._thread.start()
@@ -93,8 +97,8 @@ class Deployment:
         self._thread.join(2.0)
         self._thread = None
         self.loop.stop()
-        self._hold()
-        self._node.get_logger().info("Stopped; holding.")
+        held = self._hold()
+        self._node.get_logger().info("Stopped; holding." if held else "Stopped; nothing was commanded.")
 
     def close(self) -> None:
         """Stop, and give everything back. Idempotent."""
@@ -113,16 +117,21 @@ class Deployment:
                 self._on_tick()
         except Exception as error:
             self._node.get_logger().fatal(
-                f"The control thread failed ({error}); the robot is held. Deactivate and activate the node to go on."
+                f"The control thread failed ({error}); nothing is commanded but a hold. Deactivate, activate and "
+                "enable the node to go on."
             )
-            self.loop.set_enabled(False)
+            self.loop.set_enabled(False, "The control thread failed; deactivate, activate and enable the node.")
             self._hold()
             raise
 
-    def _hold(self) -> None:
-        hold = self.loop.final_hold()
-        if hold is not None and self._output is not None:
-            self._output.send(hold)
+    def _hold(self) -> bool:
+        """Command the hold that is due, if there is one. It stays due until it has been sent."""
+        self._due_hold = self._due_hold or self.loop.final_hold()
+        if self._due_hold is None or self._output is None:
+            return False
+        self._output.send(self._due_hold)
+        self._due_hold = None
+        return True
 
     def _on_data(self) -> None:
         if self.active:

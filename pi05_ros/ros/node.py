@@ -123,6 +123,18 @@ class PolicyNode(LifecycleNode):
         )
         return deployment
 
+    def _LifecycleNodeMixin__on_change_state(self, request: Any, response: Any) -> Any:
+        """rclpy's own answer to ~/change_state, but a transition that is not possible is refused.
+
+        rclpy lets the error of one out of the executor, and a client's mistake would end the process.
+        """
+        try:
+            return super()._LifecycleNodeMixin__on_change_state(request, response)
+        except Exception as error:
+            self.get_logger().error(f"~/change_state: transition {request.transition.id} is refused: {error}")
+            response.success = False
+            return response
+
     # ---- requests in ----
 
     def _on_prompt(self, message: String) -> None:
@@ -132,6 +144,7 @@ class PolicyNode(LifecycleNode):
         self._set_prompt(message.data)
 
     def _set_prompt(self, prompt: str) -> None:
+        """Of ~/prompt and the parameter the later one counts."""
         self.get_logger().info(f"Prompt: {prompt!r}")
         if self._deployment is not None:
             self._deployment.loop.set_prompt(prompt)
@@ -164,7 +177,7 @@ class PolicyNode(LifecycleNode):
         result = check_parameters(parameters, configured=self._deployment is not None)
         if result.successful:
             for parameter in parameters:
-                if parameter.name == "prompt" and self._deployment is not None:
+                if parameter.name == "prompt":
                     self._set_prompt(str(parameter.value))
         return result
 

@@ -99,6 +99,8 @@ def check_parameters(parameters: Sequence[Parameter], configured: bool) -> SetPa
         spec = _BY_NAME.get(parameter.name)
         if spec is None:
             continue
+        if parameter.type_ == Parameter.Type.NOT_SET:
+            return SetParametersResult(successful=False, reason=f"{spec.name} cannot be deleted.")
         if configured and not spec.running:
             reason = f"{spec.name} is read when the node is configured; clean it up first, then set it and configure."
             return SetParametersResult(successful=False, reason=reason)

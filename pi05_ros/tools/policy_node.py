@@ -7,9 +7,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 from pi05_ros.errors import Pi05Error
+
+PATIENCE = 3.0
+"""Seconds after which another SIGINT or SIGTERM ends the process at once."""
 
 DESCRIPTION = """\
 The Pi0.5 policy as a ROS 2 lifecycle node: cameras and joint states in, action chunks and commands out.
@@ -43,16 +47,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    options = parser.parse_args(remove_ros_args(arguments)[1:])
+    try:
+        options = parser.parse_args(remove_ros_args(arguments)[1:])
 
-    from rclpy.signals import SignalHandlerOptions
+        from rclpy.signals import SignalHandlerOptions
 
-    # Without rclpy's signal handlers: they would take the context away before the robot is held.
-    rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
+        # Without rclpy's signal handlers: they would take the context away before the robot is held.
+        rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
+    except Exception as error:  # rclpy's own, for ROS arguments that it cannot read
+        print(f"policy_node: {error}", file=sys.stderr)
+        return 1
     try:
         _run(stop)
-    except Pi05Error as error:
-        if options.debug:
+    except Exception as error:
+        if options.debug or not isinstance(error, Pi05Error):
             raise
         print(f"policy_node: {error}", file=sys.stderr)
         return 1
@@ -67,18 +75,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Stop:
-    """What SIGINT and SIGTERM do: while the process starts they end it, later they ask the node to end."""
+    """What SIGINT and SIGTERM do: while the process starts they end it, later they ask the node to end.
+
+    They often come in pairs (a terminal signals launch and the node, and launch forwards its own), so the next one
+    counts as a repetition until the node has had time to hold the robot.
+    """
 
     def __init__(self) -> None:
-        self.starting, self.asked = True, False
+        self.starting = True
+        self._asked_at: float | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if self.starting:  # importing takes seconds and cannot be broken off cleanly; there is nothing to clean up yet
             os._exit(0)
-        self.asked = True
-        signal.signal(number, signal.SIG_DFL)  # a second one does not ask
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+        elif time.monotonic() - self._asked_at > PATIENCE:
+            os._exit(1)
+
+    @property
+    def asked(self) -> bool:
+        return self._asked_at is not None
 
 
 def _run(stop: _Stop) -> None:
@@ -93,9 +112,11 @@ def _run(stop: _Stop) -> None:
     executor.add_node(node)
     try:
         with log_through(node.get_logger()):
-            while not stop.asked:
-                executor.spin_once(timeout_sec=0.1)
-            node.close("The process ends.")
+            try:
+                while not stop.asked:
+                    executor.spin_once(timeout_sec=0.1)
+            finally:
+                node.close("The process ends.")  # whatever ends it: the robot is held
     finally:
         executor.shutdown()
         node.destroy_node()

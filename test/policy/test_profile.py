@@ -73,6 +73,16 @@ def edited(tmp_path: Path, change: Any) -> Path:
             "has a gripper after six joints",
         ),
         (lambda d: d.update(action_names=["a", "a"]), "action_names: a is used twice"),
+        (lambda d: d.update(stale_after=60), "stale_after: expected at most 10, got 60"),
+        (lambda d: d.update(control_hz=5000), "control_hz: expected at most 1000, got 5000"),
+        (
+            lambda d: d["arms"][1]["command"].update(d["arms"][0]["command"]),
+            "arms: command topic /follower_left/commands/joint_group, .* is used twice",
+        ),
+        (
+            lambda d: d["arms"][1].update(state_topic="/follower_left/joint_states"),
+            "arms: joint /follower_left/joint_states elbow, .* is used twice",
+        ),
         (lambda d: d.update(reset_pose=[0.0, 1.0]), "reset_pose: expected 6 positions"),
         (
             lambda d: d["arms"][0]["command"].update(type="magic"),

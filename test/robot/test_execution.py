@@ -87,6 +87,13 @@ def test_a_clock_that_was_set_back_begins_at_the_first_row() -> None:
     assert play.next(10 * PERIOD, 1).rows[0, 0] == 0  # type: ignore[union-attr]
 
 
+def test_a_clock_that_is_set_back_a_little_repeats_no_row() -> None:
+    play = player()
+    play.play(rows(), stamp_ns=0)
+    seen = [play.next(now * PERIOD, 1).rows[0, 0] for now in (19, 20, 15, 18, 21)]  # type: ignore[union-attr]
+    assert seen == [19, 20, 20, 20, 21]
+
+
 def test_chunks_are_refused_whole() -> None:
     good = np.zeros((50, 14), np.float32)
     assert chunk_problem(good, 14) is None

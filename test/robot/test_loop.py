@@ -222,6 +222,8 @@ def test_a_frame_that_does_not_decode_does_not_stop_the_arm(robot: Robot) -> Non
     robot.assembler.add_image(CAMERAS[2], robot.now_ns, torn)
     robot.loop.notify()
     robot.until(lambda: robot.loop.state().corrupt_images == 1)
+    assert robot.loop.state().state == "running", "the arm moves on, and the reason is said"
+    assert robot.loop.state().reason
     setpoints = robot.loop.tick()
     assert setpoints is not None
     assert len(setpoints.rows) == 10, "the chunk goes on"

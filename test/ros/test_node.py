@@ -82,7 +82,8 @@ def test_a_control_thread_that_dies_is_seen_and_the_robot_held(
     robot, output = station.robot, station.deployment._output
     assert output is not None
     robot.wait_for(lambda: len(robot.trajectories["left"]) > 3, "commands")
-    send, failures = output.send, [RuntimeError("the bus is gone")]
+    # The first is the command that kills the thread, the second the hold that should follow it at once.
+    send, failures = output.send, [RuntimeError("still gone"), RuntimeError("the bus is gone")]
 
     def fail_once(setpoints: Any) -> None:
         if failures:
@@ -90,16 +91,16 @@ def test_a_control_thread_that_dies_is_seen_and_the_robot_held(
         send(setpoints)
 
     monkeypatch.setattr(output, "send", fail_once)
-    robot.wait_for_status(PolicyStatus.DISABLED)
-    robot.spin(0.3)
-    last = robot.trajectories["left"][-1]
-    assert len(last.points) == 1
-    assert np.allclose(last.points[0].positions[:6], POSE[:6], atol=1e-6)
+    robot.wait_for_status(PolicyStatus.DISABLED, "The control thread failed")
     answer = robot.enable(True)
     assert not answer.success
     assert "control thread has failed" in answer.message
 
     assert station.node.trigger_deactivate() == TransitionCallbackReturn.SUCCESS
+    robot.spin(0.3)
+    last = robot.trajectories["left"][-1]
+    assert len(last.points) == 1, "a hold that could not be sent is sent when it can be"
+    assert np.allclose(last.points[0].positions[:6], POSE[:6], atol=1e-6)
     station.activate()
     assert robot.enable(True).success
     robot.wait_for_status(PolicyStatus.RUNNING)

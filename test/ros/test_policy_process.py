@@ -17,6 +17,7 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
+from std_msgs.msg import String
 
 from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.msg import PolicyStatus
@@ -180,6 +181,37 @@ def test_the_life_cycle_may_be_gone_through_again_and_again(start: Any, robot: R
     assert_ended_well(node, signal.SIGINT)
 
 
+def test_transitions_that_are_not_possible_are_refused_and_the_robot_goes_on(
+    start: Any, robot: Robot, checkpoint: Path
+) -> None:
+    node = start(checkpoint=checkpoint, robot="aloha_sim", prompt="x", device="cpu")
+    for wrong in (ACTIVATE, DEACTIVATE, CLEANUP, 77):
+        assert not change_state(robot, wrong)
+    assert change_state(robot, CONFIGURE)
+    for wrong in (CONFIGURE, DEACTIVATE):
+        assert not change_state(robot, wrong)
+    assert change_state(robot, ACTIVATE)
+    robot.wait_for_status(PolicyStatus.RUNNING)
+    for wrong in (CONFIGURE, ACTIVATE, CLEANUP):
+        assert not change_state(robot, wrong)
+    assert state(robot) == "active"
+    robot.wait_for_chunk(after_ns=robot.now_ns)
+    assert "transition 1 is refused" in node.text
+    assert_ended_well(node, signal.SIGINT)
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.05, 0.3])
+def test_signals_that_come_in_pairs(start: Any, robot: Robot, checkpoint: Path, gap: float) -> None:
+    """A terminal signals the whole group, and launch sends one more."""
+    node = start(checkpoint=checkpoint, robot="aloha_sim", prompt="x", device="cpu", num_steps=1000)
+    assert change_state(robot, CONFIGURE)
+    assert change_state(robot, ACTIVATE)
+    robot.wait_for_status(PolicyStatus.WAITING)
+    node.process.send_signal(signal.SIGINT)
+    time.sleep(gap)
+    assert_ended_well(node, signal.SIGINT)
+
+
 def test_without_a_prompt_it_waits_for_one(start: Any, robot: Robot, checkpoint: Path) -> None:
     node = start(checkpoint=checkpoint, robot="aloha_sim", device="cpu", command_output="none")
     assert change_state(robot, CONFIGURE)
@@ -187,6 +219,15 @@ def test_without_a_prompt_it_waits_for_one(start: Any, robot: Robot, checkpoint:
     robot.wait_for_status(PolicyStatus.WAITING, "There is no prompt")
     assert set_parameter(robot, "prompt", "now there is one").successful
     robot.wait_for_chunk(prompt="now there is one")
+    robot.prompts.publish(String(data="from the topic"))
+    robot.wait_for_chunk(prompt="from the topic")
+    delete = SetParameters.Request(parameters=[Parameter(name="prompt")])
+    answer = robot.call(SetParameters, "/policy_node/set_parameters", delete).results[0]
+    assert (answer.successful, answer.reason) == (False, "prompt cannot be deleted.")
+    assert set_parameter(robot, "prompt", "   ").successful
+    robot.wait_for_status(PolicyStatus.WAITING, "There is no prompt")
+    assert set_parameter(robot, "prompt", "the later one counts").successful
+    robot.wait_for_chunk(prompt="the later one counts")
     assert not robot.trajectories["left"], "command_output is none"
     assert_ended_well(node, signal.SIGINT)
 
@@ -222,11 +263,19 @@ def test_a_signal_while_an_inference_runs(start: Any, robot: Robot, checkpoint: 
     assert_ended_well(node, number)
 
 
-def test_a_parameter_of_the_wrong_type_is_one_line() -> None:
-    command = [sys.executable, "-m", "pi05_ros.tools.policy_node", "--ros-args", "-p", "replan_steps:=ten"]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-p", "replan_steps:=ten"), "Parameter replan_steps"),
+        (("-p", "bad"), ""),
+        (("--log-level", "foo"), ""),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments: tuple[str, ...], message: str) -> None:
+    command = [sys.executable, "-m", "pi05_ros.tools.policy_node", "--ros-args", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
-    assert result.stderr.startswith("policy_node: Parameter replan_steps")
+    assert result.stderr.startswith(f"policy_node: {message}")
     assert "Traceback" not in result.stderr
 
 
