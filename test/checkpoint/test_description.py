@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,7 +226,11 @@ def test_nulls_count_as_absent(lerobot: Path) -> None:
     assert read_checkpoint(lerobot).normalization["state"] == "QUANTILES"
 
 
-def test_a_lone_asset_of_another_robot_is_said(openpi: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lone_asset_of_another_robot_is_said(
+    openpi: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # launch, which its pytest plugin imports, makes loggers that do not propagate.
+    monkeypatch.setattr(logging.getLogger("pi05_ros.checkpoint.description"), "propagate", True)
     read_checkpoint(openpi, asset_id="droid")
     assert "these are the statistics of 'trossen', the robot profile expects 'droid'" in caplog.text
     caplog.clear()
