@@ -7,6 +7,7 @@ the run says which. `make test` demands all of it (PI05_ROS_TEST_NODES=1) unless
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import settings
 os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 101)  # test runs beside each other do not hear each other
 os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 os.environ.setdefault("OMP_NUM_THREADS", "2")  # torch takes it as its number of threads
+logging.setLoggerClass(logging.Logger)  # not launch's, whose loggers keep their records from pytest's caplog
 settings.register_profile("busy machine", deadline=None)  # the first example of a test may pay for an import
 settings.load_profile("busy machine")
 
