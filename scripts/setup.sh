@@ -153,16 +153,18 @@ write_setup_file() {
 ros_wheels() {
     pip_install "ROS 2 Jazzy wheels" -r "$SCRIPTS/requirements-ros.txt"
     correct_cmake_paths
+}
+
+# The wheels' own start-up hook runs python once more to set LD_LIBRARY_PATH; the first variable keeps it away.
+write_wheels_setup_file() {
     local libraries=$VENV/lib folder
     for folder in "$SITE"/ros_*.libs; do
         libraries=$libraries:$folder
     done
-    # The wheels' own start-up hook runs python once more to set LD_LIBRARY_PATH; the first variable keeps it away.
     write_setup_file \
         "export _ROS_WHEELS_BOOTSTRAP_COMPLETE=1 LD_LIBRARY_PATH='$libraries'" \
         "export VIRTUAL_ENV='$VENV' AMENT_PREFIX_PATH='$VENV' CMAKE_PREFIX_PATH='$VENV'" \
-        "export ROS_DISTRO=jazzy ROS_VERSION=2 ROS_PYTHON_VERSION=3 RMW_IMPLEMENTATION=rmw_fastrtps_cpp" \
-        "export ROS2CLI_NO_DAEMON=1"
+        "export ROS_DISTRO=jazzy ROS_VERSION=2 ROS_PYTHON_VERSION=3 RMW_IMPLEMENTATION=rmw_fastrtps_cpp"
 }
 
 # The wheels' CMake files name the machine they were built on; with that, no message can be compiled.
@@ -295,6 +297,7 @@ main() {
     export _ROS_WHEELS_BOOTSTRAP_COMPLETE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
     if [ "$SOURCE" = wheels ]; then
         step ros "$(digest < "$SCRIPTS/requirements-ros.txt")" ros_wheels "ROS 2 Jazzy wheels"
+        write_wheels_setup_file
         step launch "${PI05_ROS_ACCEPT_ISAACSIM:-1} $(cat "$SCRIPTS"/{unpack_launch,ros2_launch}.py | digest)" \
             launch_packages "launch and the ros2 command"
     fi
