@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"policy_node: {error}", file=sys.stderr)
         return 1
     finally:
+        stop.done()
         rclpy.shutdown()
     if any(thread.name == "pi05-engine" for thread in threading.enumerate()):
         # An inference still runs and cannot be interrupted. The robot is held, all is said: do not wait for it.
@@ -98,6 +99,11 @@ class _Stop:
     @property
     def asked(self) -> bool:
         return self._asked_at is not None
+
+    def done(self) -> None:
+        """The robot is held and the process ends by itself: a signal now would only spoil its exit code."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _run(stop: _Stop) -> None:
