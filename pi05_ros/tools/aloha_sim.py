@@ -57,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"aloha_sim: {error}", file=sys.stderr)
         return 1
     finally:
+        for number in (signal.SIGINT, signal.SIGTERM):  # all is done: another one would only spoil the exit code
+            signal.signal(number, signal.SIG_IGN)
         rclpy.shutdown()
     return 0
 

@@ -17,6 +17,10 @@ from pi05_ros.errors import InferenceError
 from pi05_ros.model import Pi05Config, Pi05Model, Prefix
 
 
+# One test breaks an engine's thread on purpose; pytest may notice that during a later test.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
 class WatchedModel(Pi05Model):
     """A real model that notes the batches it is given, can be held, and fails on a token that it is told."""
 
@@ -141,7 +145,6 @@ def test_cancelled_requests_give_their_place_back(engine: Engine, model: Watched
         future.result(30)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_engine_that_fails_lets_nobody_wait(model: WatchedModel) -> None:
     """A request that breaks the loop itself (which validation should prevent) ends in errors, not in silence."""
     engine = Engine(model, resize="lerobot", time_grid="lerobot", batch_delay=0.0)
