@@ -16,7 +16,6 @@ from pi05_ros.engine.prefix_cache import PrefixCache, prefix_key
 from pi05_ros.errors import InferenceError
 from pi05_ros.model import Pi05Config, Pi05Model, Prefix
 
-
 # One test breaks an engine's thread on purpose; pytest may notice that during a later test.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
