@@ -140,6 +140,7 @@ make_venv() {
     else
         logged "creating .venv" "$BASE" -m venv "$VENV"
     fi
+    pip_install "a present pip" "pip>=25"    # that of Python 3.10 searches for hours among the versions of what we need
 }
 
 # write_setup_file LINE...: what env.sh sources. Plain exports, so that bash and zsh both can.
