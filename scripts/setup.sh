@@ -36,10 +36,13 @@ source "$SCRIPTS/progress.sh"
 
 pip_install() { logged "$1" "$VENV/bin/python" -m pip install --no-input --progress-bar off "${@:2}"; }
 
+# The pip of Python 3.10 searches for hours among the versions of what we need.
+present_pip() { pip_install "a present pip" "pip>=25"; }
+
 # --- which Python, which ROS -----------------------------------------------------------------------------------------
 
 # The interpreter behind a name: not a version manager's shim, nor a virtual environment made from it.
-interpreter() { "$1" -c 'import sys; print(getattr(sys, "_base_executable", "") or sys.executable)' 2> /dev/null; }
+interpreter() { "$1" -c 'import os, sys; print(os.path.realpath(sys.executable))' 2> /dev/null; }
 
 succeeds() { "$1" -c "$2" > /dev/null 2>&1; }
 
@@ -140,7 +143,6 @@ make_venv() {
     else
         logged "creating .venv" "$BASE" -m venv "$VENV"
     fi
-    pip_install "a present pip" "pip>=25"    # that of Python 3.10 searches for hours among the versions of what we need
 }
 
 # write_setup_file LINE...: what env.sh sources. Plain exports, so that bash and zsh both can.
@@ -152,6 +154,7 @@ write_setup_file() {
 }
 
 ros_wheels() {
+    present_pip
     pip_install "ROS 2 Jazzy wheels" -r "$SCRIPTS/requirements-ros.txt"
     correct_cmake_paths
 }
@@ -180,6 +183,7 @@ correct_cmake_paths() {
 
 python_packages() {
     local constraints=()
+    present_pip
     [ "$SOURCE" = wheels ] || constraints=(-c "$SCRIPTS/constraints-system.txt")
     say "        $TORCH and the rest; PI05_ROS_TORCH can name a smaller build of torch than PyPI's with CUDA"
     pip_install "Python packages with $TORCH" "${constraints[@]}" -r "$SCRIPTS/requirements.txt" "$TORCH"

@@ -17,12 +17,15 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def checkout(tmp_path) -> Path:
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake/apt-get").write_text("#!/bin/sh\necho a test must not install anything >&2\nexit 1\n")
+    (tmp_path / "fake/apt-get").chmod(0o755)
     return tmp_path
 
 
 def setup(checkout: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run it as on a machine without ROS and without access to a package index."""
-    plain = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(checkout), "PYTHON": sys.executable}
+    plain = {"PATH": f"{checkout / 'fake'}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(checkout), "PYTHON": sys.executable}
     return subprocess.run(
         [checkout / "scripts/setup.sh", *arguments],
         env=plain | {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull} | variables,
@@ -63,8 +66,8 @@ def test_an_unknown_option_is_refused(checkout):
 def test_a_failed_download_says_which_step_and_what_and_the_next_run_continues(checkout):
     failed = setup(checkout)
     assert failed.returncode == 1
-    assert "step 3 of 6 failed: ROS 2 Jazzy wheels" in failed.stderr
-    assert "No matching distribution found for ros-jazzy-rclpy" in failed.stderr
+    assert "step 3 of 6 failed: a present pip" in failed.stderr
+    assert "No matching distribution found for pip>=25" in failed.stderr
     again = setup(checkout)
     assert again.returncode == 1
     assert "Python environment .venv: up to date" in again.stdout
