@@ -25,7 +25,8 @@ def checkout(tmp_path) -> Path:
 
 def setup(checkout: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run it as on a machine without ROS and without access to a package index."""
-    plain = {"PATH": f"{checkout / 'fake'}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(checkout), "PYTHON": sys.executable}
+    path = f"{checkout / 'fake'}:/usr/sbin:/usr/bin:/sbin:/bin"
+    plain = {"PATH": path, "HOME": str(checkout), "PYTHON": sys.executable}
     return subprocess.run(
         [checkout / "scripts/setup.sh", *arguments],
         env=plain | {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull} | variables,
