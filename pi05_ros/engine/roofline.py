@@ -3,8 +3,8 @@
 A stage can end neither before its arithmetic at the rate of a large matrix product, nor before its bytes at the rate of
 a device copy. The larger of the two is its floor, and the stages follow each other. Only what no engine can avoid is
 counted: weights are read once a stage (once a denoise step), keys and values are written once and read once a step;
-activations could stay on the chip. Work that the actions do not depend on is left out: the last prefix layer but for its
-keys and values, and the time conditioning, which depends on the step schedule only.
+activations could stay on the chip. Work that the actions do not depend on is left out: the last prefix layer but for
+its keys and values, and the time conditioning, which depends on the step schedule only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -142,30 +143,31 @@ def measure_ceilings(device: torch.device, precisions: set[str] | frozenset[str]
     precisions: of engines, as in ``floors``; decides which products are timed.
     """
     kinds = {"float32"} & precisions | ({"bfloat16"} if precisions - {"float32"} else set()) | {"fp8"} & precisions
-    cuda = device.type == "cuda"
-    size = 8192 if cuda else 1024
     generator = torch.Generator(device).manual_seed(0)
-    rates = {}
-    for kind in sorted(kinds):
-        a, b = (torch.randn(size, size, device=device, generator=generator) for _ in range(2))
-        rates[kind] = 2 * size**3 / _seconds(_product(a, b, kind), device)
-        del a, b
-    source = torch.randn(2**28 if cuda else 2**24, device=device, generator=generator)
-    target = torch.empty_like(source)
-    bandwidth = 2 * source.nbytes / _seconds(lambda: target.copy_(source), device)
-    del source, target
-    if cuda:
+    ceilings = Ceilings({kind: _product_rate(kind, device, generator) for kind in sorted(kinds)}, _copy_rate(device))
+    if device.type == "cuda":
         torch.cuda.empty_cache()
-    return Ceilings(rates, bandwidth)
+    return ceilings
 
 
-def _product(a: torch.Tensor, b: torch.Tensor, kind: str) -> Callable[[], object]:
-    """a @ b of float32 matrices, ready to be timed in another dtype."""
-    a, b = a.to(WORK_TYPES[kind]), b.to(WORK_TYPES[kind])
-    if kind != "fp8":
-        return lambda: a @ b
-    one = torch.ones((), device=a.device)
-    return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+def _product_rate(kind: str, device: torch.device, generator: torch.Generator) -> float:
+    """FLOP/s of a large square product."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device, generator=generator).to(WORK_TYPES[kind]) for _ in range(2))
+    if kind == "fp8":
+        one = torch.ones((), device=device)
+        product: Callable[[], object] = partial(
+            torch._scaled_mm, a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+    else:
+        product = partial(torch.matmul, a, b)
+    return 2 * size**3 / _seconds(product, device)
+
+
+def _copy_rate(device: torch.device) -> float:
+    """Bytes/s of a copy far larger than any cache."""
+    source = torch.ones(2**28 if device.type == "cuda" else 2**24, device=device)
+    return 2 * source.nbytes / _seconds(partial(torch.empty_like(source).copy_, source), device)
 
 
 def _seconds(operation: Callable[[], object], device: torch.device, rounds: int = 3, repeats: int = 10) -> float:
