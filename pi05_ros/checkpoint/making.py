@@ -1,13 +1,11 @@
 """Random-weight checkpoints of any size, in the files and names of real ones: for tests, demos and benchmarks.
 
-They are complete (weights, configuration, statistics, tokenizer) and useless for a task. Every tensor has a generator
-of its own, seeded by the checkpoint's seed and the tensor's name, and is written before the next one is made, so that a
-full-size checkpoint needs the memory of its largest tensor.
+They are complete (weights, configuration, statistics, tokenizer) and useless for a task. Every tensor is written before
+the next one is made, so that a full-size checkpoint needs the memory of its largest tensor.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +13,9 @@ from typing import Any, BinaryIO
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
 
 from pi05_ros.checkpoint.layout import EMBED_TOKENS_KEY, EXPERT_LM_HEAD_KEY, LM_HEAD_KEY, checkpoint_key
+from pi05_ros.checkpoint.random_weights import random_tensor
 from pi05_ros.checkpoint.stand_in_tokenizer import stand_in_tokenizer
 from pi05_ros.errors import CheckpointError
 from pi05_ros.model import Pi05Config, Pi05Model
@@ -27,9 +25,6 @@ LAYOUTS = ("lerobot", "openpi")
 DTYPES = {"float32": (torch.float32, "F32"), "bfloat16": (torch.bfloat16, "BF16")}
 ASSET_ID = "trossen"
 CAMERAS = ("cam_high", "cam_left_wrist", "cam_right_wrist")
-
-DENOISING = 2.5
-"""How strongly the velocity of a random checkpoint points along x_t: enough to cancel the noise, found by trying."""
 
 # An ALOHA around its start pose: six arm joints (rad) and the gripper (0 closed .. 1 open) of one arm. Actions reach
 # less far than states, so that a simulated arm survives a network that means nothing.
@@ -100,7 +95,7 @@ def _write_weights(
     file.write(len(encoded).to_bytes(8, "little"))
     file.write(encoded)
     for key, (name, shape) in shapes.items():
-        tensor = _tensor(name, shape, seed).to(torch_dtype).contiguous()
+        tensor = random_tensor(name, shape, seed).to(torch_dtype).contiguous()
         file.write(tensor.view(torch.uint8).numpy().data)
         if progress is not None:
             progress(header[key]["data_offsets"][1], end)
@@ -114,32 +109,6 @@ def _shapes(config: Pi05Config) -> Iterator[tuple[str, tuple[str, torch.Size]]]:
     named[EXPERT_LM_HEAD_KEY] = ("expert.lm_head.weight", torch.Size((config.prefix.vocab, config.expert.width)))
     for key in sorted(named):
         yield key, named[key]
-
-
-def _tensor(name: str, shape: torch.Size, seed: int) -> Tensor:
-    """A parameter's values: drawn, except that action_out_proj undoes action_in_proj.
-
-    The velocity of the flow then points along x_t, and what was noise at its start is mostly gone at its end. Chunks
-    are smooth instead of white noise, and a simulated arm can follow them.
-    """
-    if name != "action_out_proj.weight":
-        return _draw(name, shape, seed)
-    action_in = _draw("action_in_proj.weight", torch.Size((shape[1], shape[0])), seed)
-    return DENOISING * torch.linalg.pinv(action_in)
-
-
-def _draw(name: str, shape: torch.Size, seed: int) -> Tensor:
-    """Values that keep activations of order one, so that a random network still has something to say."""
-    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    values = torch.randn(shape, generator=generator)
-    if "norm" in name and name.startswith("vision") and name.endswith("weight"):
-        return values.mul_(0.1).add_(1.0)
-    if len(shape) == 1:
-        return values.mul_(0.1)
-    if "embed" in name and len(shape) == 2:
-        return values.mul_(0.3 if "position" in name else shape[-1] ** -0.5)
-    return values.mul_(shape[1:].numel() ** -0.5)
 
 
 def _features() -> tuple[dict[str, Any], dict[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from pi05_ros.checkpoint import load_model, make_checkpoint
+from pi05_ros.checkpoint import load_model, make_checkpoint, random_model
 from pi05_ros.checkpoint.making import _shapes
 from pi05_ros.errors import CheckpointError
 from pi05_ros.model import Pi05Config
@@ -21,6 +21,14 @@ def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
     same, again, other = (load_model(folder).state_dict() for folder in folders)
     assert all(torch.equal(same[name], again[name]) for name in same)
     assert not any(torch.equal(same[name], other[name]) for name in same)
+
+
+@pytest.mark.parametrize("precision", ["float32", "openpi"])
+def test_the_same_weights_without_a_checkpoint(tmp_path: Path, precision: str) -> None:
+    made = load_model(make_checkpoint("tiny", tmp_path / "tiny", seed=7), precision=precision).state_dict()
+    in_place = random_model(Pi05Config.tiny(), "cpu", precision, seed=7).state_dict()
+    assert made.keys() == in_place.keys()
+    assert all(made[name].dtype == in_place[name].dtype and torch.equal(made[name], in_place[name]) for name in made)
 
 
 @pytest.mark.parametrize(("layout", "dtype"), [("lerobot", "F32"), ("openpi", "BF16")])
