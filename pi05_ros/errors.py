@@ -27,4 +27,16 @@ class ObservationError(Pi05Error, ValueError):
 
 
 class InferenceError(Pi05Error, RuntimeError):
-    """Inference ran and its result must not be used (non-finite actions, deadline passed, engine closed)."""
+    """There is no result, or none that may be used (non-finite actions); the subclasses say why it did not even run."""
+
+
+class EngineBusyError(InferenceError):
+    """The engine's queue is full of requests that are at least as urgent; try again later."""
+
+
+class EngineClosedError(InferenceError):
+    """The engine is closed, or was before the request's turn."""
+
+
+class DeadlineError(InferenceError):
+    """The request's deadline passed while it waited."""

@@ -119,6 +119,12 @@ class Pi05Model(nn.Module):
         stands at masked positions is arbitrary.
         """
         image_embeddings = embed_images(self.vision, self.projector, images, image_masks)
+        return self.encode_embedded(image_embeddings, image_masks, tokens, token_mask)
+
+    def encode_embedded(
+        self, image_embeddings: Tensor, image_masks: Tensor, tokens: Tensor, token_mask: Tensor
+    ) -> Prefix:
+        """``encode_prefix`` of images that the vision tower has read: [B, N, T, W], see ``embed_images``."""
         token_embeddings = self.prefix.embed(tokens)
         embeddings = torch.cat((image_embeddings.flatten(1, 2).to(token_embeddings.dtype), token_embeddings), dim=1)
         pad_mask = torch.cat((image_masks.repeat_interleave(image_embeddings.shape[2], dim=1), token_mask), dim=1)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from pi05_ros.checkpoint import Checkpoint, load_model, read_checkpoint, read_norm_stats
-from pi05_ros.engine import Engine, EngineRequest, EngineResult
+from pi05_ros.engine import COMPILE_MODES, Engine, EngineRequest, EngineResult, make_path
 from pi05_ros.engine.images import DIALECTS
 from pi05_ros.errors import InferenceError, ObservationError, Pi05Error
 from pi05_ros.model import PRECISIONS, RtcGuidance, census
@@ -34,7 +34,6 @@ from pi05_ros.policy.transforms import absolute_actions
 
 logger = logging.getLogger(__name__)
 
-COMPILE_MODES = ("plain", "eager", "graphs")
 MAX_STEPS = 1000
 MAX_PRIORITY = 1_000_000
 
@@ -128,18 +127,19 @@ class Policy:
         binding = bind(checkpoint, profile, raw, adapt_to_pi, delta_actions)
         normalizers = make_normalizers(checkpoint, binding, off=raw or normalization == "none")
         prompts, tokenizer_error = find_tokenizer(checkpoint, tokenizer, truncate_prompt, required=not raw)
-        if compile_mode != "plain":
-            logger.warning("compile_mode %r is not available in this version: the plain path runs.", compile_mode)
         model = load_model(path, target, precision, checkpoint.config, progress)
         counts = ", ".join(f"{dtype} {number:,}" for dtype, number in sorted(census(model).items()))
         logger.info("Parameters by dtype: %s", counts)
         dialect = "openpi" if checkpoint.layout == "openpi" else "lerobot"
         try:
             engine = Engine(
-                model,
-                resize=resize or dialect,
-                time_grid=time_grid or dialect,
-                prefix_cache=prefix_cache,
+                make_path(
+                    model,
+                    compile_mode,
+                    resize=resize or dialect,
+                    time_grid=time_grid or dialect,
+                    prefix_cache=prefix_cache,
+                ),
                 max_batch=max_batch,
                 batch_delay=batch_delay_ms / 1e3 if isinstance(batch_delay_ms, (int, float)) else batch_delay_ms,
             )
@@ -165,7 +165,8 @@ class Policy:
         noise: [horizon, 32] or [1, horizon, 32] in model space, where the flow starts; or seed: draws it the same way
             on every device; neither: fresh noise.
         num_steps: denoise steps, None: the checkpoint's (10). rtc: guidance by the previous chunk, in model space.
-        prefix_cache: False neither looks up nor stores. graphs: no effect on the plain path.
+        prefix_cache: False neither looks up nor stores. graphs: False runs this request uncaptured; None and True as
+            compile_mode has it.
         deadline: time.monotonic() after which it is not started.
         priority: higher goes before others that wait.
 
@@ -248,6 +249,8 @@ class Policy:
             raise ObservationError("observation", f"expected an Observation, got {type(observation).__name__}")
         if deadline is not None and not (isinstance(deadline, (int, float)) and math.isfinite(deadline)):
             raise ObservationError("deadline", f"expected a time of time.monotonic(), got {deadline!r}")
+        if graphs is not None and not isinstance(graphs, (bool, np.bool_)):
+            raise ObservationError("graphs", f"expected true, false or None, got {graphs!r}")
         binding = self.binding
         state = as_vector("state", observation.state, binding.state_dim, exact=not binding.raw)
         state = binding.transform.state_to_model(state)
@@ -262,6 +265,7 @@ class Policy:
             deadline=deadline,
             priority=as_integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY),
             use_cache=prefix_cache is not False,
+            graphs=None if graphs is None else bool(graphs),
         )
         return request, partial(self._finish, observation.stamp, observation.id, state)
 
@@ -339,10 +343,12 @@ class Policy:
             actions = np.array(binding.transform.actions_to_robot(actions), dtype=np.float32)
         if not np.isfinite(actions).all():
             raise InferenceError("The actions are not finite in robot units: look at the statistics and the state.")
+        timings = result.timings  # not copied: the engine adds what this function took
+        timings["prefix_ms"] += timings.pop("vision_ms")
         return ActionChunk(
             actions=actions,
             model_actions=result.model_actions,
-            timings=result.timings,
+            timings=timings,
             prefix_cache_hit=result.prefix_cache_hit,
             stamp=stamp,
             id=identity,

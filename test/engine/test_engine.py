@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pi05_ros.engine import Engine, EngineRequest
-from pi05_ros.engine.prefix_cache import PrefixCache, prefix_key
+from pi05_ros.engine import Engine, EngineRequest, PlainPath
 from pi05_ros.errors import InferenceError
 from pi05_ros.model import Pi05Config, Pi05Model, Prefix
 
@@ -32,12 +31,12 @@ class WatchedModel(Pi05Model):
         self.may_go.set()
         self.poison: int | None = None
 
-    def encode_prefix(self, images: Any, image_masks: Any, tokens: Any, token_mask: Any) -> Prefix:
+    def encode_embedded(self, images: Any, image_masks: Any, tokens: Any, token_mask: Any) -> Prefix:
         self.may_go.wait(30)
         self.batches.append(len(tokens))
         if self.poison is not None and (tokens == self.poison).any():
             raise RuntimeError("poisoned")
-        return super().encode_prefix(images, image_masks, tokens, token_mask)
+        return super().encode_embedded(images, image_masks, tokens, token_mask)
 
 
 @pytest.fixture
@@ -47,9 +46,8 @@ def model() -> WatchedModel:
 
 @pytest.fixture
 def engine(model: WatchedModel) -> Iterator[Engine]:
-    engine = Engine(
-        model, resize="lerobot", time_grid="lerobot", prefix_cache=4, max_batch=4, batch_delay=0.0, max_queue=8
-    )
+    path = PlainPath(model, resize="lerobot", time_grid="lerobot", prefix_cache=4)
+    engine = Engine(path, max_batch=4, batch_delay=0.0, max_queue=8)
     yield engine
     model.may_go.set()
     engine.close()
@@ -144,10 +142,11 @@ def test_cancelled_requests_give_their_place_back(engine: Engine, model: Watched
         future.result(30)
 
 
-def test_an_engine_that_fails_lets_nobody_wait(model: WatchedModel) -> None:
-    """A request that breaks the loop itself (which validation should prevent) ends in errors, not in silence."""
-    engine = Engine(model, resize="lerobot", time_grid="lerobot", batch_delay=0.0)
-    futures = submit_while_held(engine, model, [request(5), request(deadline="soon"), request(6)])
+def test_an_engine_that_fails_lets_nobody_wait(model: WatchedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that breaks the loop itself ends in errors, not in silence."""
+    engine = Engine(PlainPath(model, resize="lerobot", time_grid="lerobot"), batch_delay=0.0)
+    monkeypatch.setattr(engine.path, "fits", None)
+    futures = submit_while_held(engine, model, [request(5), request(6)])
     for future in futures:
         with pytest.raises(InferenceError, match="closed"):
             future.result(30)
@@ -156,7 +155,7 @@ def test_an_engine_that_fails_lets_nobody_wait(model: WatchedModel) -> None:
 
 
 def test_closing_from_a_callback(model: WatchedModel) -> None:
-    engine = Engine(model, resize="lerobot", time_grid="lerobot")
+    engine = Engine(PlainPath(model, resize="lerobot", time_grid="lerobot"))
     closed = threading.Event()
     model.may_go.clear()
     future = engine.submit(request())
@@ -175,40 +174,8 @@ def test_hits_and_misses_share_a_batch(engine: Engine, model: WatchedModel) -> N
     assert np.abs(again.result(30).model_actions - known.model_actions).max() < 1e-5
 
 
-def test_cache_is_bounded_and_forgets_the_oldest() -> None:
-    cache = PrefixCache(2)
-    parts = [Prefix(torch.zeros(1), torch.zeros(1), [], []) for _ in range(3)]
-    cache.put(b"a", parts[0])
-    cache.put(b"b", parts[1])
-    assert cache.get(b"a") is parts[0]
-    cache.put(b"c", parts[2])
-    assert len(cache) == 2
-    assert cache.get(b"b") is None
-    assert cache.get(b"a") is parts[0]
-    none = PrefixCache(0)
-    none.put(b"a", parts[0])
-    assert len(none) == 0
-
-
-def test_key_tells_apart_what_has_equal_bytes() -> None:
-    image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
-    tokens = np.arange(3, dtype=np.int64)
-    keys = {
-        prefix_key((image,), tokens),
-        prefix_key((image.reshape(4, 2, 3),), tokens),
-        prefix_key((image.reshape(6, 4).view(np.float32).reshape(1, 2, 3),), tokens),
-        prefix_key((image, image), tokens),
-        prefix_key((image[:1], image[1:]), tokens),
-        prefix_key((image,), tokens[:2]),
-        prefix_key((image[:, ::-1],), tokens),
-        prefix_key((), tokens),
-    }
-    assert len(keys) == 8
-    assert prefix_key((image[:, ::-1].copy(),), tokens) in keys, "strides do not matter, values do"
-
-
 def test_close_joins_the_thread(model: WatchedModel) -> None:
-    engine = Engine(model, resize="openpi", time_grid="openpi")
+    engine = Engine(PlainPath(model, resize="openpi", time_grid="openpi"))
     engine.submit(request()).result(30)
     engine.close()
     assert not any(thread.name == "pi05-engine" and thread.is_alive() for thread in threading.enumerate())

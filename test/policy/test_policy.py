@@ -274,7 +274,7 @@ future = policy.submit(Observation({{"cam_high": image}}, np.zeros(14), "x"), nu
 def test_a_policy_that_is_dropped_gives_its_memory_back(lerobot: Path) -> None:
     policy = load(lerobot)
     policy.infer(observation())
-    model = weakref.ref(policy.engine.model)
+    model = weakref.ref(policy.engine.path.model)
     del policy
     for _ in range(200):
         gc.collect()
@@ -371,10 +371,10 @@ def test_close_refuses_what_waits(lerobot: Path) -> None:
 
 def test_nan_never_comes_out(lerobot: Path) -> None:
     with load(lerobot) as policy:
-        policy.engine.model.action_out_proj.bias[3] = float("nan")
+        policy.engine.path.model.action_out_proj.bias[3] = float("nan")
         with pytest.raises(InferenceError, match="non-finite actions"):
             policy.infer(observation())
-        policy.engine.model.action_out_proj.bias[3] = 0.0
+        policy.engine.path.model.action_out_proj.bias[3] = 0.0
         assert np.isfinite(policy.infer(observation()).actions).all()
 
 

@@ -328,7 +328,7 @@ def test_a_failing_inference_holds_and_is_tried_again(policy: Policy, robot: Rob
     robot.loop.start()
     robot.wait_for_chunks(1)
     robot.loop.tick()
-    bias = policy.engine.model.action_out_proj.bias
+    bias = policy.engine.path.model.action_out_proj.bias
     bias[0] = float("nan")
     try:
         robot.now_ns += 12 * PERIOD

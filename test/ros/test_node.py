@@ -109,7 +109,7 @@ def test_a_control_thread_that_dies_is_seen_and_the_robot_held(
 def test_an_inference_that_fails_is_an_error_in_the_status_until_it_works_again(station: Station) -> None:
     robot = station.robot
     robot.wait_for_chunk()
-    bias = station.deployment.policy.engine.model.action_out_proj.bias
+    bias = station.deployment.policy.engine.path.model.action_out_proj.bias
     bias[0] = float("nan")
     try:
         status = robot.wait_for_status(PolicyStatus.ERROR, "non-finite")
