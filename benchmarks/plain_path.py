@@ -67,7 +67,7 @@ def main() -> None:
                 "device": torch.cuda.get_device_name(policy.engine.device) if cuda else "cpu",
                 "torch": torch.__version__,
                 "precision": arguments.precision,
-                "parameters": census(policy.engine.model),
+                "parameters": census(policy.engine.path.model),
                 "make_s": round(made - began, 1),
                 "load_s": round(loaded - made, 1),
                 "miss_ms": measure(policy, arguments.repeats, hit=False),
