@@ -1,0 +1,184 @@
+"""The model's weights as the kernels want them: what is read together lies together.
+
+Packing moves weights, it does not copy them: afterwards the model's own parameters are views of the packed tensors, so
+the plain path goes on working and device memory holds every weight once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pi05_ros.model import Pi05Model
+from pi05_ros.model.gemma import ActionExpert, ExpertLayer, PrefixLayer, PrefixTransformer, RMSNorm
+from pi05_ros.model.siglip import SiglipVision, VisionLayer
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A matrix [out, in] with its bias [out], or a norm's weight and bias, both [width]."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True)
+class VisionLayerWeights:
+    norm1: Affine
+    qkv: Affine
+    out: Affine
+    norm2: Affine
+    fc1: Affine
+    fc2: Affine
+
+
+@dataclass(frozen=True)
+class VisionWeights:
+    """patch: [width, 3 * patch * patch]; position: [tokens, width]; projector: vision width -> prefix width."""
+
+    patch: Affine
+    position: Tensor
+    layers: tuple[VisionLayerWeights, ...]
+    norm: Affine
+    projector: Affine
+
+
+@dataclass(frozen=True)
+class PrefixLayerWeights:
+    """qkv [(heads + 2) * D, W], out [W, heads * D], gate_up [2 F, W], down [W, F]; scales float32 [W], 1 + weight."""
+
+    input_scale: Tensor
+    qkv: Tensor
+    out: Tensor
+    mlp_scale: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True)
+class PrefixWeights:
+    embed_tokens: Tensor
+    layers: tuple[PrefixLayerWeights, ...]
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """Of all L layers: qkv [L, (heads + 2) * D, W], out [L, W, heads * D], gate_up [L, 2 F, W], down [L, W, F].
+
+    action_in [A, W], transposed; action_out [A, W]; their biases [W] and [A].
+    """
+
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+    action_in: Tensor
+    action_in_bias: Tensor
+    action_out: Tensor
+    action_out_bias: Tensor
+
+
+@dataclass(frozen=True)
+class PackedWeights:
+    vision: VisionWeights
+    prefix: PrefixWeights
+    expert: ExpertWeights
+
+
+@torch.no_grad()
+def pack(model: Pi05Model) -> PackedWeights:
+    """Pack a model's weights in place; see the module's first lines. Packing again is harmless, but moves them again."""
+    return PackedWeights(
+        _pack_vision(model.vision, model.projector), _pack_prefix(model.prefix), _pack_expert(model, model.expert)
+    )
+
+
+def _pack_vision(vision: SiglipVision, projector: nn.Linear) -> VisionWeights:
+    layers = []
+    for layer in vision.layers:
+        assert isinstance(layer, VisionLayer)
+        attention = layer.self_attn
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        layers.append(
+            VisionLayerWeights(
+                norm1=_affine(layer.layer_norm1),
+                qkv=Affine(_join([part.weight for part in parts]), _join([part.bias for part in parts])),
+                out=_affine(attention.out_proj),
+                norm2=_affine(layer.layer_norm2),
+                fc1=_affine(layer.mlp.fc1),
+                fc2=_affine(layer.mlp.fc2),
+            )
+        )
+    patch = vision.patch_embedding
+    assert patch.bias is not None
+    return VisionWeights(
+        patch=Affine(patch.weight.detach().flatten(1), patch.bias.detach()),
+        position=vision.position_embedding.weight.detach(),
+        layers=tuple(layers),
+        norm=_affine(vision.post_layernorm),
+        projector=_affine(projector),
+    )
+
+
+def _pack_prefix(prefix: PrefixTransformer) -> PrefixWeights:
+    layers = []
+    for layer in prefix.layers:
+        assert isinstance(layer, PrefixLayer)
+        attention, mlp = layer.self_attn, layer.mlp
+        layers.append(
+            PrefixLayerWeights(
+                input_scale=_scale(layer.input_layernorm),
+                qkv=_join([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]),
+                out=attention.o_proj.weight.detach(),
+                mlp_scale=_scale(layer.post_attention_layernorm),
+                gate_up=_join([mlp.gate_proj.weight, mlp.up_proj.weight]),
+                down=mlp.down_proj.weight.detach(),
+            )
+        )
+    return PrefixWeights(prefix.embed_tokens.weight.detach(), tuple(layers))
+
+
+def _pack_expert(model: Pi05Model, expert: ActionExpert) -> ExpertWeights:
+    layers = [layer for layer in expert.layers if isinstance(layer, ExpertLayer)]
+    attentions, mlps = [layer.self_attn for layer in layers], [layer.mlp for layer in layers]
+    return ExpertWeights(
+        qkv=_stack([[one.q_proj.weight, one.k_proj.weight, one.v_proj.weight] for one in attentions]),
+        out=_stack([[one.o_proj.weight] for one in attentions]),
+        gate_up=_stack([[one.gate_proj.weight, one.up_proj.weight] for one in mlps]),
+        down=_stack([[one.down_proj.weight] for one in mlps]),
+        action_in=model.action_in_proj.weight.detach().T.contiguous(),
+        action_in_bias=model.action_in_proj.bias.detach(),
+        action_out=model.action_out_proj.weight.detach(),
+        action_out_bias=model.action_out_proj.bias.detach(),
+    )
+
+
+def _affine(module: nn.Linear | nn.LayerNorm) -> Affine:
+    return Affine(module.weight.detach(), module.bias.detach())
+
+
+def _scale(norm: RMSNorm) -> Tensor:
+    return 1.0 + norm.weight.detach().float()
+
+
+def _join(parts: Sequence[nn.Parameter]) -> Tensor:
+    """Parameters [N_i, ...] as one tensor [sum of N_i, ...], of which they become views."""
+    return _stack([parts])[0]
+
+
+def _stack(groups: Sequence[Sequence[nn.Parameter]]) -> Tensor:
+    """Equal groups of parameters [N_i, ...] as one tensor [groups, sum of N_i, ...], of which they become views."""
+    first = groups[0]
+    rows = sum(part.shape[0] for part in first)
+    packed = torch.empty((len(groups), rows, *first[0].shape[1:]), dtype=first[0].dtype, device=first[0].device)
+    for group, target in zip(groups, packed, strict=True):
+        begin = 0
+        for part in group:
+            view = target[begin : begin + part.shape[0]]
+            view.copy_(part)
+            part.data = view  # frees the memory it had
+            begin += part.shape[0]
+    return packed
