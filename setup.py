@@ -8,7 +8,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 # NAME on the command line runs main() of pi05_ros/tools/NAME.py. The same list stands in CMakeLists.txt.
-EXECUTABLES = ["policy_node", "make_checkpoint", "aloha_sim"]
+EXECUTABLES = ["policy_node", "make_checkpoint", "aloha_sim", "benchmark"]
 
 VERSION = re.search(r'^__version__ = "(.+)"$', Path("pi05_ros/__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
 assert VERSION, "pi05_ros/__init__.py has no line __version__ = ..."
