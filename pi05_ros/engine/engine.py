@@ -15,6 +15,7 @@ import itertools
 import logging
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -193,9 +194,13 @@ class Engine:
         )
 
     def _take_batch(self) -> list[_Job]:
+        """The next jobs to run, which cannot be cancelled any more; none if nothing is left that may run."""
+        self._sweep()
         until = time.monotonic() + self.batch_delay
         self._changed.wait_for(lambda: not self._is_worth_waiting(until), self.batch_delay)
         self._sweep()
+        if self._closing and not self._drain:
+            return []
         taken = self._together()
         self._queue = [job for job in self._queue if job not in taken]
         batch = [job for job in taken if self._starts(job)]
@@ -227,8 +232,8 @@ class Engine:
             self._changed.wait_for(lambda: self._queue or self._refused or self._clear_cache or self._closing)
             if self._closing and not (self._drain and self._queue):
                 return False
-            batch = self._take_batch()
             clear_cache, self._clear_cache = self._clear_cache, False
+            batch = [] if clear_cache else self._take_batch()
         self._tell_refused()
         if clear_cache:
             self.path.clear_cache()
@@ -283,6 +288,7 @@ class Engine:
         _settle(job.future.set_result, answer)
 
     def _fail(self, job: _Job, error: BaseException) -> None:
+        traceback.clear_frames(error.__traceback__)  # whoever keeps the error does not keep the batch's tensors
         self._count("failed")
         _settle(job.future.set_exception, error)
 
