@@ -28,10 +28,14 @@ class HeldPath:
         self.calls: list[tuple[str, threading.Thread]] = []
         self.fails: dict[int, BaseException] = {}
         self.answer: Callable[[Sequence[EngineRequest]], Outcome] = outcome
+        self.asked = 0
         self._permits, self._held = 0, held
         self._changed = threading.Condition()
 
     def fits(self, first: EngineRequest, other: EngineRequest) -> bool:
+        with self._changed:
+            self.asked += 1
+            self._changed.notify_all()
         return len(first.tokens) == len(other.tokens)
 
     def run(self, requests: Sequence[EngineRequest]) -> Outcome:
@@ -68,6 +72,10 @@ class HeldPath:
         with self._changed:
             self._permits += 1
             self._changed.notify_all()
+
+    def wait_for_delay(self) -> None:
+        """Return when the engine waits for more company: who then takes its lock finds it there."""
+        self.wait_for(lambda path: path.asked > 0)
 
     def wait_for(self, condition: Callable[[HeldPath], bool]) -> None:
         """Return when the condition holds."""

@@ -99,7 +99,7 @@ def test_those_that_wait_together_wait_for_company(path: HeldPath) -> None:
     engine = running(path, max_batch=3, batch_delay=FOREVER)
     futures = [engine.submit(named(name)) for name in (1, 2)]
     path.let_go()
-    path.wait_for(lambda path: path.batches == [[FIRST]])
+    path.wait_for_delay()
     futures.append(engine.submit(named(3)))
     assert answers(futures) == [1, 2, 3]
     assert path.batches[1:] == [[1, 2, 3]]
@@ -127,9 +127,30 @@ def test_one_that_comes_with_higher_priority_ends_the_delay(path: HeldPath) -> N
     engine = running(path, max_batch=4, batch_delay=FOREVER)
     futures = [engine.submit(named(name)) for name in (1, 2)]
     path.let_go()
+    path.wait_for_delay()
     urgent = engine.submit(named(3, priority=1))
     assert answers([urgent, *futures]) == [3, 1, 2]
     assert path.batches[1:] == [[3, 1, 2]]
+    engine.close()
+
+
+def test_one_that_comes_too_late_within_the_delay_is_not_run(path: HeldPath) -> None:
+    engine = running(path, batch_delay=FOREVER)
+    futures = [engine.submit(named(name)) for name in (1, 2)]
+    path.let_go()
+    path.wait_for_delay()
+    with pytest.raises(DeadlineError):
+        engine.submit(named(3, deadline=0.0)).result(PATIENCE)
+    assert answers(futures) == [1, 2]
+    engine.close()
+
+
+def test_nobody_waits_for_company_that_has_left(path: HeldPath) -> None:
+    engine = running(path, batch_delay=FOREVER)
+    future, gone = (engine.submit(named(name)) for name in (1, 2))
+    gone.cancel()
+    path.let_go()
+    assert answers([future]) == [1]
     engine.close()
 
 
@@ -137,6 +158,7 @@ def test_closing_ends_the_delay(path: HeldPath) -> None:
     engine = running(path, batch_delay=FOREVER)
     refused = [engine.submit(named(name)) for name in (1, 2)]
     path.let_go()
+    path.wait_for_delay()
     assert engine.close(PATIENCE)
     for future in refused:
         with pytest.raises(EngineClosedError):
@@ -175,6 +197,17 @@ def test_a_cancelled_request_frees_its_place_and_costs_nothing(engine: Engine, p
     assert answers(waiting) == [10, 11, 12, 13]
     assert path.batches[1:] == [[10, 11, 12, 13]]
     assert engine.stats()["cancelled"] == 4
+
+
+def test_a_request_cancelled_at_the_last_moment_is_not_run(
+    engine: Engine, path: HeldPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    future, gone = (engine.submit(named(name)) for name in (1, 2))
+    monkeypatch.setattr(path, "fits", lambda first, other: gone.cancel())
+    path.let_go()
+    assert answers([future]) == [1]
+    assert path.batches[1:] == [[1]]
+    assert engine.stats()["cancelled"] == 1
 
 
 def test_an_overdue_request_is_answered_and_not_run(engine: Engine, path: HeldPath) -> None:
@@ -271,12 +304,14 @@ def test_who_keeps_an_error_does_not_keep_the_tensors(engine: Engine, path: Held
     assert [tensor() for tensor in seen] == [None, None]
 
 
+@pytest.mark.parametrize("broken", ["fits", "clear_cache"])
 def test_an_engine_that_fails_lets_nobody_wait(
-    engine: Engine, path: HeldPath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: Engine, path: HeldPath, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A path that breaks the loop itself ends in errors, not in silence."""
     futures = [engine.submit(named(name)) for name in (1, 2)]
-    monkeypatch.setattr(path, "fits", None)
+    monkeypatch.setattr(path, broken, None)
+    engine.clear_cache()
     path.let_go()
     for future in futures:
         with pytest.raises(EngineClosedError, match="closed before this request's turn"):
@@ -284,7 +319,7 @@ def test_an_engine_that_fails_lets_nobody_wait(
     with pytest.raises(EngineClosedError, match="The engine is closed"):
         engine.submit(named(3))
     assert engine.close(PATIENCE)
-    assert [call for call, _ in path.calls] == ["close"]
+    assert path.calls[-1][0] == "close"
     assert "The engine's thread failed" in caplog.text
 
 
