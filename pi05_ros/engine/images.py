@@ -33,7 +33,9 @@ def resize_openpi(image: np.ndarray, size: int) -> np.ndarray:
         return image
     height, width, top, left = fit(image.shape[0], image.shape[1], size)
     canvas = np.zeros((size, size, 3), dtype=np.uint8)
-    resized = Image.fromarray(image).resize((width, height), resample=Image.Resampling.BILINEAR)
+    # An axis at a time: left to itself, Pillow 13 resizes the height of some images first, and rounds differently.
+    resized = Image.fromarray(image).resize((width, image.shape[0]), resample=Image.Resampling.BILINEAR)
+    resized = resized.resize((width, height), resample=Image.Resampling.BILINEAR)
     canvas[top : top + height, left : left + width] = np.asarray(resized)
     return canvas
 
