@@ -189,6 +189,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"deadline": "soon"}, "deadline: expected a time of time.monotonic.., got 'soon'"),
     ({}, {"deadline": float("nan")}, "deadline: expected a time"),
     ({}, {"priority": 1j}, "priority: expected an integer from .*, got 1j"),
+    ({}, {"graphs": "off"}, "graphs: expected true, false or None, got 'off'"),
     ({}, {"rtc": {"prev_chunk": []}}, "rtc: expected RtcGuidance, got dict"),
     ({"prompt": "\ud800"}, {}, "prompt: expected text that is valid Unicode"),
     ({"images": {"cam_high": [[[1, 2, 3]], [[1]]]}}, {}, r"images\.cam_high: expected an array of numbers"),
@@ -302,6 +303,22 @@ def test_anything_as_state_or_image_is_an_error_or_a_chunk(policy: Policy, value
         except ObservationError:
             continue
         assert np.isfinite(chunk.actions).all()
+
+
+@pytest.mark.parametrize(("given", "asked"), [(None, None), (True, True), (np.False_, False)])
+def test_graphs_are_the_requests_own_choice(policy: Policy, given: Any, asked: bool | None) -> None:
+    request, _ = policy._prepare(observation(), graphs=given)
+    assert request.graphs is asked
+
+
+@pytest.mark.parametrize(("mode", "warnings"), [("plain", 0), ("graphs", 1)])
+def test_a_mode_that_is_not_there_is_said_once(
+    lerobot: Path, mode: str, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with load(lerobot, compile_mode=mode) as policy:
+        policy.infer(observation())
+        assert policy.engine.path.name == "plain"
+    assert caplog.text.count("the plain path runs") == warnings
 
 
 def test_only_what_is_asked_is_cut(lerobot: Path) -> None:
