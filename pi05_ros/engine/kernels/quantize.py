@@ -35,7 +35,7 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     quantized = torch.empty_like(weight, dtype=FLOAT8)
     scale = torch.empty(len(weight), 1, device=weight.device)
     quantize_rows_plain(weight, quantized, scale)
-    return quantized, scale.mT.contiguous()
+    return quantized, scale.view(1, -1)
 
 
 # In what follows x and delta are [M, W], out8 float8 [M, W] and row_scale float32 [M, 1].
