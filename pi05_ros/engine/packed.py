@@ -6,20 +6,23 @@ the plain path goes on working and device memory holds every weight once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from pi05_ros.engine.products import Matrix
 from pi05_ros.model import Pi05Model
 from pi05_ros.model.gemma import ActionExpert, ExpertLayer, PrefixLayer, PrefixTransformer, RMSNorm
 from pi05_ros.model.siglip import SiglipVision, VisionLayer
 
 
 @dataclass(frozen=True)
-class Affine:
-    """A matrix [out, in] with its bias [out], or a norm's weight and bias, both [width]."""
+class Norm:
+    """Of a LayerNorm: weight and bias [width]."""
 
     weight: Tensor
     bias: Tensor
@@ -27,23 +30,23 @@ class Affine:
 
 @dataclass(frozen=True)
 class VisionLayerWeights:
-    norm1: Affine
-    qkv: Affine
-    out: Affine
-    norm2: Affine
-    fc1: Affine
-    fc2: Affine
+    norm1: Norm
+    qkv: Matrix
+    out: Matrix
+    norm2: Norm
+    fc1: Matrix
+    fc2: Matrix
 
 
 @dataclass(frozen=True)
 class VisionWeights:
     """patch: [width, 3 * patch * patch]; position: [tokens, width]; projector: vision width -> prefix width."""
 
-    patch: Affine
+    patch: Matrix
     position: Tensor
     layers: tuple[VisionLayerWeights, ...]
-    norm: Affine
-    projector: Affine
+    norm: Norm
+    projector: Matrix
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,20 @@ class PrefixLayerWeights:
     """qkv [(heads + 2) * D, W], out [W, heads * D], gate_up [2 F, W], down [W, F]; scales float32 [W], 1 + weight."""
 
     input_scale: Tensor
-    qkv: Tensor
-    out: Tensor
+    qkv: Matrix
+    out: Matrix
     mlp_scale: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True)
 class PrefixWeights:
     embed_tokens: Tensor
     layers: tuple[PrefixLayerWeights, ...]
+
+
+Layer = TypeVar("Layer", VisionLayerWeights, PrefixLayerWeights)
 
 
 @dataclass(frozen=True)
@@ -90,10 +96,35 @@ class PackedWeights:
 
 @torch.no_grad()
 def pack(model: Pi05Model) -> PackedWeights:
-    """Pack a model's weights in place; see the module's first lines. Packing again is harmless, but moves them again."""
+    """Pack a model's weights in place (see the first lines). Packing again is harmless, but moves them again."""
     return PackedWeights(
         _pack_vision(model.vision, model.projector), _pack_prefix(model.prefix), _pack_expert(model, model.expert)
     )
+
+
+@torch.no_grad()
+def quantize(weights: PackedWeights, model: Pi05Model) -> PackedWeights:
+    """The matrices of vision and prefix in float8, one at a time. The model gives its own up, and keeps its expert.
+
+    Patch embedding, projector, norms and token embeddings stay as they are.
+    """
+    return PackedWeights(
+        dataclasses.replace(weights.vision, layers=tuple(_quantized(weights.vision.layers, model.vision.layers))),
+        dataclasses.replace(weights.prefix, layers=tuple(_quantized(weights.prefix.layers, model.prefix.layers))),
+        weights.expert,
+    )
+
+
+def _quantized(layers: Iterable[Layer], modules: Iterable[nn.Module]) -> Iterator[Layer]:
+    """Layers whose matrices are float8; their modules' own are empty afterwards."""
+    for layer, module in zip(layers, modules, strict=True):
+        for part in module.modules():
+            if isinstance(part, nn.Linear):
+                part.weight.data = part.weight.new_empty(0)
+        parts: dict[str, Any] = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
+        yield type(layer)(
+            **{name: part.quantized() if isinstance(part, Matrix) else part for name, part in parts.items()}
+        )
 
 
 def _pack_vision(vision: SiglipVision, projector: nn.Linear) -> VisionWeights:
@@ -104,22 +135,22 @@ def _pack_vision(vision: SiglipVision, projector: nn.Linear) -> VisionWeights:
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
         layers.append(
             VisionLayerWeights(
-                norm1=_affine(layer.layer_norm1),
-                qkv=Affine(_join([part.weight for part in parts]), _join([part.bias for part in parts])),
-                out=_affine(attention.out_proj),
-                norm2=_affine(layer.layer_norm2),
-                fc1=_affine(layer.mlp.fc1),
-                fc2=_affine(layer.mlp.fc2),
+                norm1=_norm(layer.layer_norm1),
+                qkv=Matrix(_join([part.weight for part in parts]), _join([part.bias for part in parts])),
+                out=_matrix(attention.out_proj),
+                norm2=_norm(layer.layer_norm2),
+                fc1=_matrix(layer.mlp.fc1),
+                fc2=_matrix(layer.mlp.fc2),
             )
         )
     patch = vision.patch_embedding
     assert patch.bias is not None
     return VisionWeights(
-        patch=Affine(patch.weight.detach().flatten(1), patch.bias.detach()),
+        patch=Matrix(patch.weight.detach().flatten(1), patch.bias.detach()),
         position=vision.position_embedding.weight.detach(),
         layers=tuple(layers),
-        norm=_affine(vision.post_layernorm),
-        projector=_affine(projector),
+        norm=_norm(vision.post_layernorm),
+        projector=_matrix(projector),
     )
 
 
@@ -131,11 +162,11 @@ def _pack_prefix(prefix: PrefixTransformer) -> PrefixWeights:
         layers.append(
             PrefixLayerWeights(
                 input_scale=_scale(layer.input_layernorm),
-                qkv=_join([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]),
-                out=attention.o_proj.weight.detach(),
+                qkv=Matrix(_join([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])),
+                out=Matrix(attention.o_proj.weight.detach()),
                 mlp_scale=_scale(layer.post_attention_layernorm),
-                gate_up=_join([mlp.gate_proj.weight, mlp.up_proj.weight]),
-                down=mlp.down_proj.weight.detach(),
+                gate_up=Matrix(_join([mlp.gate_proj.weight, mlp.up_proj.weight])),
+                down=Matrix(mlp.down_proj.weight.detach()),
             )
         )
     return PrefixWeights(prefix.embed_tokens.weight.detach(), tuple(layers))
@@ -156,20 +187,24 @@ def _pack_expert(model: Pi05Model, expert: ActionExpert) -> ExpertWeights:
     )
 
 
-def _affine(module: nn.Linear | nn.LayerNorm) -> Affine:
-    return Affine(module.weight.detach(), module.bias.detach())
+def _matrix(module: nn.Linear) -> Matrix:
+    return Matrix(module.weight.detach(), module.bias.detach())
+
+
+def _norm(module: nn.LayerNorm) -> Norm:
+    return Norm(module.weight.detach(), module.bias.detach())
 
 
 def _scale(norm: RMSNorm) -> Tensor:
     return 1.0 + norm.weight.detach().float()
 
 
-def _join(parts: Sequence[nn.Parameter]) -> Tensor:
+def _join(parts: Sequence[Tensor]) -> Tensor:
     """Parameters [N_i, ...] as one tensor [sum of N_i, ...], of which they become views."""
     return _stack([parts])[0]
 
 
-def _stack(groups: Sequence[Sequence[nn.Parameter]]) -> Tensor:
+def _stack(groups: Sequence[Sequence[Tensor]]) -> Tensor:
     """Equal groups of parameters [N_i, ...] as one tensor [groups, sum of N_i, ...], of which they become views."""
     first = groups[0]
     rows = sum(part.shape[0] for part in first)

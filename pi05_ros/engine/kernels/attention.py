@@ -1,7 +1,7 @@
 """Attention of the prefix: every position sees every position that counts, all query heads share keys and values.
 
-How many positions count differs by sample and is read on the device, so one captured graph serves every prompt that fits
-its bucket. Library attention would take a mask for that, at three times the time of none.
+How many positions count differs by sample and is read on the device, so one captured graph serves every prompt that
+fits its bucket. Library attention would take a mask for that, at three times the time of none.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pi05_ros.engine.kernels.language import check_contiguous, jit, runs_triton,
 def attend(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, out: Tensor) -> None:
     """out = softmax(q keys^T / sqrt(D)) values over the first lengths[b] keys of sample b.
 
-    q, out: [B, P, heads, D]; keys, values: [B, C, D], C at least P; lengths: int32 [B]. Rows of out at positions that do
-    not count are arbitrary.
+    q, out: [B, P, heads, D]; keys, values: [B, C, D], C at least P; lengths: int32 [B]. Rows of out at positions that
+    do not count are arbitrary.
     """
     (attend_triton if runs_triton(q) else attend_plain)(q, keys, values, lengths, out)
 
@@ -35,7 +35,7 @@ def attend_triton(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, out:
     check_contiguous(q=q, out=out, keys_row=keys[0], values_row=values[0])
     batch, length, heads, head_dim = q.shape
     rows = length * heads
-    block, block_keys, warps, stages = _tiles(q.dtype, head_dim)
+    block, block_keys, warps, stages = _tiles(q.dtype, batch)
     _attend[(triton.cdiv(rows, block), batch)](
         q, keys, values, lengths, out, rows, keys.stride(0), values.stride(0),
         D=head_dim, SCALE=head_dim**-0.5 * 1.4426950408889634, BM=block, BN=block_keys, STAGES=stages,
@@ -43,11 +43,14 @@ def attend_triton(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, out:
     )  # fmt: skip
 
 
-def _tiles(dtype: torch.dtype, head_dim: int) -> tuple[int, int, int, int]:
-    """Query rows and keys of a tile, warps, pipeline stages. 64 rows make one wave of one sample of 968 positions."""
+def _tiles(dtype: torch.dtype, batch: int) -> tuple[int, int, int, int]:
+    """Query rows and keys of a tile, warps, pipeline stages.
+
+    64 rows make one wave on 132 multiprocessors of one sample of 968 positions; with more samples larger tiles win.
+    """
     if dtype == torch.float32:
         return 16, 32, 4, 1
-    return 64, 64, 4, 2
+    return (64, 64, 4, 3) if batch == 1 else (128, 64, 8, 2)
 
 
 @jit

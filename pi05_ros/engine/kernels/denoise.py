@@ -18,9 +18,8 @@ Phases (W expert width, D head width, M = B * H rows):
     down       as out                                                   tiles of (columns, stretch)
     finish     merge, then x_t += dt * action_out(h), and start         one row a program
 
-Sums over stretches are taken in a fixed order: a chunk is the same bit by bit each time. ``denoise_phase`` runs a single
-phase as a launch of its own, without a barrier; the tests in Triton's interpreter, which runs one program after the
-other, go through it.
+Sums over stretches are taken in a fixed order: a chunk is the same bit by bit each time. A phase can also be run alone,
+without a barrier, which is how Triton's interpreter does it: it runs one program after the other.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pi05_ros.engine.kernels.language import AVAILABLE, jit, tl, triton
+from pi05_ros.engine.kernels.activations import gelu_tanh
+from pi05_ros.engine.kernels.language import AVAILABLE, jit, runs_triton, tl, triton
 from pi05_ros.engine.packed import ExpertWeights
 from pi05_ros.engine.schedule import Schedule
 from pi05_ros.model.gemma import MASKED, RMS_NORM_EPS, Rotary, normalize_rms
@@ -47,11 +47,14 @@ _COMBINE_ROWS = tl.constexpr(4) if AVAILABLE else 4
 
 
 @jit
-def _grid_barrier(counter, arrivals):
-    """Wait until all programs have come here; what each wrote before is seen by all after.
+def _barrier(counter, arrivals, programs, ONLY: tl.constexpr):
+    """Wait until all programs have come here; what each wrote before is seen by all after. -> arrivals so far.
 
-    counter: int32, 0 at launch; arrivals: its value when everybody is here. All programs must be resident at once.
+    counter: int32, 0 at launch. All programs must be resident at once. A phase that is run alone needs no barrier.
     """
+    if ONLY != "all":
+        return arrivals
+    arrivals += programs
     tl.debug_barrier()
     tl.inline_asm_elementwise(
         """
@@ -78,6 +81,15 @@ def _grid_barrier(counter, arrivals):
         pack=1,
     )
     tl.debug_barrier()
+    return arrivals
+
+
+@jit
+def _here(ONLY: tl.constexpr):
+    """This program's number, read anew: what is computed from it is not carried through all loops in registers."""
+    if ONLY == "all":
+        return tl.inline_asm_elementwise("mov.u32 $0, %ctaid.x;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    return tl.program_id(0)
 
 
 @jit
@@ -98,8 +110,21 @@ def _prefetch(base, count: tl.constexpr, program, programs):
 
 
 @jit
-def _product(a, lda, row, row_ok, w, ldw, col, begin, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-             BK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+def _product(
+    a,
+    lda,
+    row,
+    row_ok,
+    w,
+    ldw,
+    col,
+    begin,
+    K: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """a[row, begin : begin + K] @ w[col, begin : begin + K].T, float32 [BM, BN]."""
     inner = begin + tl.arange(0, BK)
     accumulator = tl.zeros((BM, BN), tl.float32)
@@ -110,57 +135,55 @@ def _product(a, lda, row, row_ok, w, ldw, col, begin, K: tl.constexpr, BM: tl.co
     return accumulator
 
 
-@jit
-def _gelu_tanh(x):
-    inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-    return x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))  # x / 2 * (1 + tanh(inner)); an overflowing exp gives x
-
-
 # ---- phases; each program takes every programs-th tile ----
 
 
 @jit
-def _start_row(row, x_t, w_in, b_in, modulation, x, h, A: tl.constexpr, W: tl.constexpr):
+def _start_rows(row, row_ok, x_t, w_in, b_in, modulation, x, h, A: tl.constexpr, W: tl.constexpr):
     """x = action_in(x_t) and its first norm. w_in: [A, W]. modulation: of the norm, [3, W]."""
-    col = tl.arange(0, W)
+    col = tl.arange(0, W)[None, :]
     y = tl.load(b_in + col).to(tl.float32)
     for a in tl.static_range(A):
-        y += tl.load(x_t + row * A + a) * tl.load(w_in + a * W + col).to(tl.float32)
-    tl.store(x + row * W + col, y)
-    _store_norm(row, y, modulation, h, W)
+        y += tl.load(x_t + row * A + a, mask=row_ok, other=0.0) * tl.load(w_in + a * W + col).to(tl.float32)
+    tl.store(x + row * W + col, y, mask=row_ok)
+    _store_norm(row, row_ok, y, modulation, h, W)
 
 
 @jit
-def _store_norm(row, y, modulation, h, W: tl.constexpr):
-    col = tl.arange(0, W)
-    y *= tl.rsqrt(tl.sum(y * y, 0) / W + _EPS)
+def _store_norm(row, row_ok, y, modulation, h, W: tl.constexpr):
+    col = tl.arange(0, W)[None, :]
+    y *= tl.rsqrt(tl.sum(y * y, 1, keep_dims=True) / W + _EPS)
     y = y * (1.0 + tl.load(modulation + col)) + tl.load(modulation + W + col)
-    tl.store(h + row * W + col, y.to(h.dtype.element_ty))
+    tl.store(h + row * W + col, y.to(h.dtype.element_ty), mask=row_ok)
 
 
 @jit
-def _merged_row(row, rows, parts, gate, x, PARTS: tl.constexpr, W: tl.constexpr):
-    """x + gate * (the sum of all parts of a product): float32 [W]."""
-    col = tl.arange(0, W)
-    y = tl.load(parts + row * W + col)
+def _merged_rows(row, row_ok, rows, parts, gate, x, PARTS: tl.constexpr, W: tl.constexpr):
+    """x + gate * (the sum of all parts of a product)."""
+    col = tl.arange(0, W)[None, :]
+    before = tl.load(x + row * W + col, mask=row_ok, other=0.0)
+    y = tl.load(parts + row * W + col, mask=row_ok, other=0.0)
     for part in tl.static_range(1, PARTS):
-        y += tl.load(parts + (part * rows + row) * W + col)
-    return tl.load(x + row * W + col) + y * tl.load(gate + col)
+        y += tl.load(parts + (part * rows + row) * W + col, mask=row_ok, other=0.0)
+    return before + y * tl.load(gate + col)
 
 
 @jit
 def _start(program, programs, rows, x_t, w_in, b_in, modulation, x, h, A: tl.constexpr, W: tl.constexpr):
-    for row in range(program, rows, programs):
-        _start_row(row, x_t, w_in, b_in, modulation, x, h, A, W)
+    for first in range(program, rows, programs):
+        row = first + tl.arange(0, 1)[:, None]
+        _start_rows(row, row < rows, x_t, w_in, b_in, modulation, x, h, A, W)
 
 
 @jit
-def _merge(program, programs, rows, parts, modulation, x, h, PARTS: tl.constexpr, W: tl.constexpr):
+def _merge(program, programs, rows, parts, modulation, x, h, PARTS: tl.constexpr, W: tl.constexpr,
+           R: tl.constexpr):  # fmt: skip
     """modulation: [2, 3, W], of the norm whose gate the branch has, and of the norm that follows."""
-    for row in range(program, rows, programs):
-        y = _merged_row(row, rows, parts, modulation + 2 * W, x, PARTS, W)
-        tl.store(x + row * W + tl.arange(0, W), y)
-        _store_norm(row, y, modulation + 3 * W, h, W)
+    for first in range(program * R, rows, programs * R):
+        row = first + tl.arange(0, R)[:, None]
+        y = _merged_rows(row, row < rows, rows, parts, modulation + 2 * W, x, PARTS, W)
+        tl.store(x + row * W + tl.arange(0, W)[None, :], y, mask=row < rows)
+        _store_norm(row, row < rows, y, modulation + 3 * W, h, W)
 
 
 @jit
@@ -170,53 +193,55 @@ def _finish(program, programs, rows, horizon, parts, modulation, next_modulation
     """The velocity at x_t, guided by the previous chunk where pull is not 0 (model/rtc.py), and one Euler step."""
     block: tl.constexpr = 8 if A % 8 == 0 else 1
     col = tl.arange(0, W)
-    for row in range(program, rows, programs):
-        y = _merged_row(row, rows, parts, modulation + 2 * W, x, PARTS, W)
-        _store_norm(row, y, modulation + 3 * W, h, W)
+    for first_row in range(program, rows, programs):
+        row = first_row + tl.arange(0, 1)[:, None]
+        y = _merged_rows(row, row < rows, rows, parts, modulation + 2 * W, x, PARTS, W)
+        _store_norm(row, row < rows, y, modulation + 3 * W, h, W)
         tl.debug_barrier()
-        normed = tl.load(h + row * W + col).to(tl.float32)
-        strength = tl.load(pull + row)
-        bound = tl.minimum(weight, tl.load(max_weight + row // horizon))
+        normed = tl.load(h + first_row * W + col).to(tl.float32)
+        strength = tl.load(pull + first_row)
+        bound = tl.minimum(weight, tl.load(max_weight + first_row // horizon))
         for first in tl.static_range(0, A, block):
             a = first + tl.arange(0, block)
             velocity = tl.sum(normed[None, :] * tl.load(w_out + a[:, None] * W + col[None, :]).to(tl.float32), 1)
             velocity += tl.load(b_out + a).to(tl.float32)
-            at = tl.load(x_t + row * A + a)
-            correction = (tl.load(previous + row * A + a) - (at - time * velocity)) * strength
-            tl.store(x_t + row * A + a, at + dt * (velocity - bound * correction))
+            at = tl.load(x_t + first_row * A + a)
+            correction = (tl.load(previous + first_row * A + a) - (at - time * velocity)) * strength
+            tl.store(x_t + first_row * A + a, at + dt * (velocity - bound * correction))
         if again:
             tl.debug_barrier()
-            _start_row(row, x_t, w_in, b_in, next_modulation, x, h, A, W)
+            _start_rows(row, row < rows, x_t, w_in, b_in, next_modulation, x, h, A, W)
+
+
+@jit
+def _qkv_columns(tile, HEADS: tl.constexpr, D: tl.constexpr, BN: tl.constexpr):
+    """Rows of Wqkv of a tile: 2 j is coordinate j of a head, 2 j + 1 what is rotated with it, D / 2 further."""
+    tiles_per_head: tl.constexpr = D // BN
+    head = tile % ((HEADS + 2) * tiles_per_head) // tiles_per_head
+    within = tile % tiles_per_head * (BN // 2)
+    pair = tl.arange(0, BN)
+    return head, within, head * D + within + pair // 2 + pair % 2 * (D // 2)
 
 
 @jit
 def _qkv(program, programs, rows, horizon, h, w, cos, sin, lengths, q, keys, values, capacity, W: tl.constexpr,
          HEADS: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
          STAGES: tl.constexpr):  # fmt: skip
-    """A tile holds both halves of what is rotated: column 2 j is j of a head, 2 j + 1 its partner D / 2 further."""
     half: tl.constexpr = BN // 2
-    tiles_per_head: tl.constexpr = D // BN
-    n_tiles: tl.constexpr = (HEADS + 2) * tiles_per_head
-    tiles = n_tiles * tl.cdiv(rows, BM)
-    for tile in range(program, tiles, programs):
-        head = (tile % n_tiles) // tiles_per_head
+    n_tiles: tl.constexpr = (HEADS + 2) * (D // BN)
+    for tile in range(program, n_tiles * tl.cdiv(rows, BM), programs):
+        head, within, col = _qkv_columns(tile, HEADS, D, BN)
         row = tile // n_tiles * BM + tl.arange(0, BM)
         row_ok = row < rows
-        within = tile % tiles_per_head * half
-        pair = tl.arange(0, BN)
-        col = head * D + within + pair // 2 + pair % 2 * (D // 2)
+        j = within + tl.arange(0, half)
+        sample = row // horizon
+        position = tl.load(lengths + sample, mask=row_ok, other=0) + row % horizon
+        angle = position[:, None] * (D // 2) + j[None, :]
+        rotated = (row_ok & (row * 0 + head <= HEADS))[:, None]  # queries and the key are, the value is not
+        c = tl.load(cos + angle, mask=rotated, other=1.0)
+        s = tl.load(sin + angle, mask=rotated, other=0.0)
         product = _product(h, W, row, row_ok, w, W, col, 0, W, BM, BN, BK, STAGES)
         first, second = tl.split(tl.reshape(product, (BM, half, 2)))
-        j = within + tl.arange(0, half)
-        sample, t = row // horizon, row % horizon
-        position = tl.load(lengths + sample, mask=row_ok, other=0) + t
-        if head <= HEADS:  # queries, and the key
-            angle = position[:, None] * (D // 2) + j[None, :]
-            c = tl.load(cos + angle, mask=row_ok[:, None], other=0.0)
-            s = tl.load(sin + angle, mask=row_ok[:, None], other=0.0)
-            rotated = first * c - second * s
-            second = second * c + first * s
-            first = rotated
         cached = (sample * capacity + position)[:, None] * D + j[None, :]
         if head < HEADS:
             target = q + (row * HEADS + head)[:, None] * D + j[None, :]
@@ -224,63 +249,71 @@ def _qkv(program, programs, rows, horizon, h, w, cos, sin, lengths, q, keys, val
             target = keys + cached
         else:
             target = values + cached
-        tl.store(target, first.to(q.dtype.element_ty), mask=row_ok[:, None])
-        tl.store(target + D // 2, second.to(q.dtype.element_ty), mask=row_ok[:, None])
+        tl.store(target, (first * c - second * s).to(q.dtype.element_ty), mask=row_ok[:, None])
+        tl.store(target + D // 2, (second * c + first * s).to(q.dtype.element_ty), mask=row_ok[:, None])
 
 
 @jit
 def _attend(program, programs, rows, horizon, q, keys, values, lengths, capacity, stretches, part, part_max, part_sum,
-            HEADS: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr, BQ: tl.constexpr,
-            KEYS: tl.constexpr):  # fmt: skip
+            HEADS: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr, BQ: tl.constexpr, KEYS: tl.constexpr,
+            BKEYS: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """Every query row of a sample (all heads share keys and values) against one stretch of KEYS keys."""
     query_rows = horizon * HEADS
     blocks = tl.cdiv(query_rows, BQ)
-    tiles = rows // horizon * blocks * stretches
-    d = tl.arange(0, D)
-    for tile in range(program, tiles, programs):
+    d = tl.arange(0, D)[None, :]
+    for tile in range(program, rows // horizon * blocks * stretches, programs):
         stretch = tile % stretches
         sample = tile // stretches // blocks
         query = tile // stretches % blocks * BQ + tl.arange(0, BQ)
         query_ok = query < query_rows
         query += sample * query_rows
-        key = stretch * KEYS + tl.arange(0, KEYS)
-        key_ok = key < tl.load(lengths + sample) + horizon
-        cached = (sample * capacity + key)[:, None] * D + d[None, :]
-        queries = tl.load(q + query[:, None] * D + d[None, :], mask=query_ok[:, None], other=0.0)
-        k = tl.load(keys + cached, mask=key_ok[:, None], other=0.0)
-        v = tl.load(values + cached, mask=key_ok[:, None], other=0.0)
-        logits = tl.dot(queries, tl.trans(k), input_precision="ieee") * (SCALE * 1.4426950408889634)
-        logits = tl.where(key_ok[None, :], logits, -1.0e30)
-        largest = tl.max(logits, 1)
-        p = tl.exp2(logits - largest[:, None])
-        attended = tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        queries = tl.load(q + query[:, None] * D + d, mask=query_ok[:, None], other=0.0)
+        end = tl.minimum((stretch + 1) * KEYS, tl.load(lengths + sample) + horizon)
+        largest = tl.full((BQ,), -1.0e30, tl.float32)
+        total = tl.zeros((BQ,), tl.float32)
+        attended = tl.zeros((BQ, D), tl.float32)
+        for first in tl.range(stretch * KEYS, end, BKEYS, num_stages=STAGES):
+            key = first + tl.arange(0, BKEYS)
+            cached = (sample * capacity + key)[:, None] * D + d
+            k = tl.load(keys + cached, mask=(key < end)[:, None], other=0.0)
+            v = tl.load(values + cached, mask=(key < end)[:, None], other=0.0)
+            logits = tl.dot(queries, tl.trans(k), input_precision="ieee") * (SCALE * 1.4426950408889634)
+            logits = tl.where((key < end)[None, :], logits, -1.0e30)
+            larger = tl.maximum(largest, tl.max(logits, 1))
+            p = tl.exp2(logits - larger[:, None])
+            shrink = tl.exp2(largest - larger)
+            attended = tl.dot(p.to(v.dtype), v, attended * shrink[:, None], input_precision="ieee")
+            total = total * shrink + tl.sum(p, 1)
+            largest = larger
         at = stretch * rows * HEADS + query
-        tl.store(part + at[:, None] * D + d[None, :], attended, mask=query_ok[:, None])
+        tl.store(part + at[:, None] * D + d, attended, mask=query_ok[:, None])
         tl.store(part_max + at, largest, mask=query_ok)
-        tl.store(part_sum + at, tl.sum(p, 1), mask=query_ok)
+        tl.store(part_sum + at, total, mask=query_ok)
 
 
 @jit
 def _combine(program, programs, rows, part, part_max, part_sum, stretches, attended, HEADS: tl.constexpr,
-             D: tl.constexpr):  # fmt: skip
+             D: tl.constexpr, STRETCHES: tl.constexpr):  # fmt: skip
+    """STRETCHES: a power of two that bounds stretches; unrolled, so that all loads are under way at once."""
     query_rows = rows * HEADS
-    d = tl.arange(0, D)
+    d = tl.arange(0, D)[None, :]
     for first in range(program * _COMBINE_ROWS, query_rows, programs * _COMBINE_ROWS):
         query = first + tl.arange(0, _COMBINE_ROWS)
-        ok = query < query_rows
-        largest = tl.full((_COMBINE_ROWS,), -1.0e30, tl.float32)
-        for stretch in range(stretches):
-            m = tl.load(part_max + stretch * query_rows + query, mask=ok, other=-1.0e30)
-            largest = tl.maximum(largest, m)
-        total = tl.zeros((_COMBINE_ROWS,), tl.float32)
+        stretch = tl.arange(0, STRETCHES)[:, None]
+        there = (stretch < stretches) & (query < query_rows)[None, :]
+        at = stretch * query_rows + query[None, :]
+        m = tl.load(part_max + at, mask=there, other=-1.0e30)
+        total = tl.load(part_sum + at, mask=there, other=0.0)
+        largest = tl.max(m, 0)
+        total = tl.sum(total * tl.exp2(m - largest[None, :]), 0)
         y = tl.zeros((_COMBINE_ROWS, D), tl.float32)
-        for stretch in range(stretches):
-            at = stretch * query_rows + query
-            share = tl.exp2(tl.load(part_max + at, mask=ok, other=-1.0e30) - largest)
-            total += share * tl.load(part_sum + at, mask=ok, other=1.0)
-            y += share[:, None] * tl.load(part + at[:, None] * D + d[None, :], mask=ok[:, None], other=0.0)
+        for one in tl.static_range(STRETCHES):
+            ok = (query < query_rows) & (query * 0 + one < stretches)
+            at_one = one * query_rows + query
+            share = tl.exp2(tl.load(part_max + at_one, mask=ok, other=-1.0e30) - largest)
+            y += share[:, None] * tl.load(part + at_one[:, None] * D + d, mask=ok[:, None], other=0.0)
         y /= total[:, None]
-        tl.store(attended + query[:, None] * D + d[None, :], y.to(attended.dtype.element_ty), mask=ok[:, None])
+        tl.store(attended + query[:, None] * D + d, y.to(attended.dtype.element_ty), mask=(query < query_rows)[:, None])
 
 
 @jit
@@ -289,8 +322,7 @@ def _split_product(program, programs, rows, a, w, parts, K: tl.constexpr, W: tl.
     """parts[p] = a @ w.T over the p-th stretch of K inputs: float32 [PARTS, rows, W]."""
     n_tiles: tl.constexpr = W // BN
     stretch: tl.constexpr = K // PARTS
-    tiles = n_tiles * PARTS * tl.cdiv(rows, BM)
-    for tile in range(program, tiles, programs):
+    for tile in range(program, n_tiles * PARTS * tl.cdiv(rows, BM), programs):
         col = tile % n_tiles * BN + tl.arange(0, BN)
         part = tile // n_tiles % PARTS
         row = tile // (n_tiles * PARTS) * BM + tl.arange(0, BM)
@@ -300,19 +332,25 @@ def _split_product(program, programs, rows, a, w, parts, K: tl.constexpr, W: tl.
 
 
 @jit
+def _gate_up_columns(tile, F: tl.constexpr, BN: tl.constexpr):
+    """Rows of Wgate and Wup of a tile: 2 j is gate j, 2 j + 1 is up j."""
+    first = tile % (F // (BN // 2)) * (BN // 2)
+    pair = tl.arange(0, BN)
+    return first, first + pair // 2 + pair % 2 * F
+
+
+@jit
 def _gate_up(program, programs, rows, h, w, hidden, W: tl.constexpr, F: tl.constexpr, BM: tl.constexpr,
              BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """Column 2 j of a tile is gate j, 2 j + 1 is up j."""
     half: tl.constexpr = BN // 2
     n_tiles: tl.constexpr = F // half
     for tile in range(program, n_tiles * tl.cdiv(rows, BM), programs):
-        pair = tl.arange(0, BN)
-        first = tile % n_tiles * half
+        first, col = _gate_up_columns(tile, F, BN)
         row = tile // n_tiles * BM + tl.arange(0, BM)
         row_ok = row < rows
-        product = _product(h, W, row, row_ok, w, W, first + pair // 2 + pair % 2 * F, 0, W, BM, BN, BK, STAGES)
+        product = _product(h, W, row, row_ok, w, W, col, 0, W, BM, BN, BK, STAGES)
         gate, up = tl.split(tl.reshape(product, (BM, half, 2)))
-        y = (_gelu_tanh(gate) * up).to(hidden.dtype.element_ty)
+        y = (gelu_tanh(gate) * up).to(hidden.dtype.element_ty)
         tl.store(hidden + row[:, None] * F + (first + tl.arange(0, half))[None, :], y, mask=row_ok[:, None])
 
 
@@ -333,76 +371,63 @@ def _denoise(
     # how it is done
     ONLY: tl.constexpr, PREFETCH: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BN_PARTS: tl.constexpr, BN_GATE: tl.constexpr, BK: tl.constexpr, BQ: tl.constexpr, KEYS: tl.constexpr,
-    STAGES: tl.constexpr, SCALE: tl.constexpr,
+    BKEYS: tl.constexpr, STRETCHES: tl.constexpr, BROWS: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """ONLY: "all", or the one phase to run, of step first_step and layer first_layer."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
+    programs = tl.num_programs(0)
     arrivals = 0
     norm: tl.constexpr = 3 * W  # one norm's scale, shift and gate
     heads_width: tl.constexpr = HEADS * D
     qkv_size: tl.constexpr = (HEADS + 2) * D * W
     out_size: tl.constexpr = HEADS * D * W
     if ONLY == "all" or ONLY == "start":
-        _start(program, programs, rows, x_t, action_in, action_in_bias, modulations, x, h, A, W)
+        _start(_here(ONLY), programs, rows, x_t, action_in, action_in_bias, modulations, x, h, A, W)
     for step in range(first_step, end_step):
         modulation = modulations + step * (2 * LAYERS + 1) * norm
         for layer in range(first_layer, end_layer):
             cached = layer * (rows // horizon) * capacity * D
-            if ONLY == "all":
-                arrivals += programs
-                _grid_barrier(counter, arrivals)
+            arrivals = _barrier(counter, arrivals, programs, ONLY)
             if ONLY == "all" or ONLY == "qkv":
-                _qkv(program, programs, rows, horizon, h, w_qkv + layer * qkv_size, cos, sin, lengths, q,
+                _qkv(_here(ONLY), programs, rows, horizon, h, w_qkv + layer * qkv_size, cos, sin, lengths, q,
                      keys + cached, values + cached, capacity, W, HEADS, D, BM, BN, BK, STAGES)  # fmt: skip
-            if ONLY == "all":
-                if PREFETCH:
-                    _prefetch(w_gate_up + layer * (2 * F * W), 2 * F * W, program, programs)
-                arrivals += programs
-                _grid_barrier(counter, arrivals)
+            if PREFETCH:
+                _prefetch(w_gate_up + layer * (2 * F * W), 2 * F * W, _here(ONLY), programs)
+            arrivals = _barrier(counter, arrivals, programs, ONLY)
             if ONLY == "all" or ONLY == "attend":
-                _attend(program, programs, rows, horizon, q, keys + cached, values + cached, lengths, capacity,
-                        stretches, part, part_max, part_sum, HEADS, D, SCALE, BQ, KEYS)  # fmt: skip
-            if ONLY == "all":
-                arrivals += programs
-                _grid_barrier(counter, arrivals)
+                _attend(_here(ONLY), programs, rows, horizon, q, keys + cached, values + cached, lengths, capacity,
+                        stretches, part, part_max, part_sum, HEADS, D, SCALE, BQ, KEYS, BKEYS, STAGES)  # fmt: skip
+            arrivals = _barrier(counter, arrivals, programs, ONLY)
             if ONLY == "all" or ONLY == "combine":
-                _combine(program, programs, rows, part, part_max, part_sum, stretches, attended, HEADS, D)
-            if ONLY == "all":
-                arrivals += programs
-                _grid_barrier(counter, arrivals)
+                _combine(_here(ONLY), programs, rows, part, part_max, part_sum, stretches, attended, HEADS, D,
+                         STRETCHES)  # fmt: skip
+            arrivals = _barrier(counter, arrivals, programs, ONLY)
             if ONLY == "all" or ONLY == "out":
-                _split_product(program, programs, rows, attended, w_out + layer * out_size, parts,
-                               heads_width, W, PARTS, BM, BN_PARTS, BK, STAGES)  # fmt: skip
-            if ONLY == "all":
-                if PREFETCH:
-                    _prefetch(w_down + layer * (F * W), F * W, program, programs)
-                arrivals += programs
-                _grid_barrier(counter, arrivals)
-            if ONLY == "all" or ONLY == "merge_attention":
-                _merge(program, programs, rows, parts, modulation + 2 * layer * norm, x, h, PARTS, W)
-            if ONLY == "all":
-                arrivals += programs
-                _grid_barrier(counter, arrivals)
-            if ONLY == "all" or ONLY == "gate_up":
-                _gate_up(program, programs, rows, h, w_gate_up + layer * (2 * F * W), hidden, W, F, BM,
-                         BN_GATE, BK, STAGES)  # fmt: skip
-            if ONLY == "all":
-                if PREFETCH:
-                    following = (layer + 1) % LAYERS
-                    _prefetch(w_qkv + following * qkv_size, qkv_size, program, programs)
-                    _prefetch(w_out + following * out_size, out_size, program, programs)
-                arrivals += programs
-                _grid_barrier(counter, arrivals)
-            if ONLY == "all" or ONLY == "down":
-                _split_product(program, programs, rows, hidden, w_down + layer * (F * W), parts, F, W,
+                _split_product(_here(ONLY), programs, rows, attended, w_out + layer * out_size, parts, heads_width, W,
                                PARTS, BM, BN_PARTS, BK, STAGES)  # fmt: skip
-            if ONLY == "all":
-                arrivals += programs
-                _grid_barrier(counter, arrivals)
+            if PREFETCH:
+                _prefetch(w_down + layer * (F * W), F * W, _here(ONLY), programs)
+            arrivals = _barrier(counter, arrivals, programs, ONLY)
+            if ONLY == "all" or ONLY == "merge_attention":
+                _merge(_here(ONLY), programs, rows, parts, modulation + 2 * layer * norm, x, h, PARTS, W,
+                       BROWS)  # fmt: skip
+            arrivals = _barrier(counter, arrivals, programs, ONLY)
+            if ONLY == "all" or ONLY == "gate_up":
+                _gate_up(_here(ONLY), programs, rows, h, w_gate_up + layer * (2 * F * W), hidden, W, F, BM, BN_GATE,
+                         BK, STAGES)  # fmt: skip
+            if PREFETCH:
+                following = (layer + 1) % LAYERS
+                _prefetch(w_qkv + following * qkv_size, qkv_size, _here(ONLY), programs)
+                _prefetch(w_out + following * out_size, out_size, _here(ONLY), programs)
+            arrivals = _barrier(counter, arrivals, programs, ONLY)
+            if ONLY == "all" or ONLY == "down":
+                _split_product(_here(ONLY), programs, rows, hidden, w_down + layer * (F * W), parts, F, W, PARTS, BM,
+                               BN_PARTS, BK, STAGES)  # fmt: skip
+            arrivals = _barrier(counter, arrivals, programs, ONLY)
             if (ONLY == "all" or ONLY == "merge_mlp") and layer < LAYERS - 1:
-                _merge(program, programs, rows, parts, modulation + (2 * layer + 1) * norm, x, h, PARTS, W)
+                _merge(_here(ONLY), programs, rows, parts, modulation + (2 * layer + 1) * norm, x, h, PARTS, W,
+                       BROWS)  # fmt: skip
         if ONLY == "all" or ONLY == "finish":
-            _finish(program, programs, rows, horizon, parts, modulation + (2 * LAYERS - 1) * norm,
+            _finish(_here(ONLY), programs, rows, horizon, parts, modulation + (2 * LAYERS - 1) * norm,
                     modulation + (2 * LAYERS + 1) * norm, x, h, x_t, action_in, action_in_bias, action_out,
                     action_out_bias, previous, pull, max_weight, tl.load(times + step), tl.load(guidance + step), dt,
                     step + 1 < steps, PARTS, A, W)  # fmt: skip
@@ -446,17 +471,19 @@ class Tiling:
     stages: int = 3
     warps: int = 8
     prefetch: bool = True
+    block_rows: int = 1
+    block_keys: int = 64
 
     @staticmethod
     def of(rows: int, dtype: torch.dtype, width: int, head_dim: int) -> Tiling:
         """For ``rows`` action tokens, activations of ``dtype``, an expert of ``width``."""
         if width < 256:  # test models
-            return Tiling(16, 16, 16, 16, 16, 2, 16, 16, 1, 4, False)
+            return Tiling(16, 16, 16, 16, 16, 2, 16, 16, 1, 4, False, block_keys=16)
         if dtype == torch.float32:
-            return Tiling(inner=32, keys=32, query_rows=16)
+            return Tiling(inner=32, keys=64, query_rows=16, block_keys=32)
         if rows <= 64:
             return Tiling()
-        return Tiling(rows=128, columns=64, part_columns=128, gate_columns=128, query_rows=64)
+        return Tiling(128, 64, 128, 128, query_rows=64, block_rows=2)
 
 
 @dataclass(frozen=True)
@@ -475,6 +502,10 @@ class DenoiseBuffers:
     counter: Tensor
     tiling: Tiling
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [value for value in vars(self).values() if isinstance(value, Tensor)]
+
     @staticmethod
     def allocate(weights: ExpertWeights, keys: Tensor, horizon: int) -> DenoiseBuffers:
         """keys: the cache [layers, B, capacity, D], whose capacity leaves room for the horizon."""
@@ -482,7 +513,7 @@ class DenoiseBuffers:
         width, heads_width, mlp = weights.out.shape[1], weights.out.shape[2], weights.down.shape[2]
         rows, dtype, device = batch * horizon, keys.dtype, keys.device
         tiling = Tiling.of(rows, dtype, width, head_dim)
-        stretches = triton.cdiv(capacity, tiling.keys)
+        stretches = -(-capacity // tiling.keys)
         query_rows = rows * heads_width // head_dim
 
         def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -501,6 +532,22 @@ class DenoiseBuffers:
             counter=scratch(1, dtype=torch.int32),
             tiling=tiling,
         )
+
+
+def denoise(
+    inputs: DenoiseInputs,
+    keys: Tensor,
+    values: Tensor,
+    weights: ExpertWeights,
+    schedule: Schedule,
+    rope: tuple[Tensor, Tensor],
+    buffers: DenoiseBuffers,
+) -> None:
+    """Run the flow, see denoise_triton; buffers are used on a GPU only."""
+    if runs_triton(inputs.x_t):
+        denoise_triton(inputs, keys, values, weights, schedule, rope, buffers)
+    else:
+        denoise_plain(inputs, keys, values, weights, schedule, rope)
 
 
 def denoise_triton(
@@ -524,7 +571,9 @@ def denoise_triton(
     if x_is_on_gpu:
         launch("all", (0, steps), (0, layers))
         return
-    launch("start", (0, 0), (0, 0))  # Triton's interpreter runs one program after the other: no barrier can be waited at
+    launch(
+        "start", (0, 0), (0, 0)
+    )  # Triton's interpreter runs one program after the other: no barrier can be waited at
     for step in range(steps):
         for layer in range(layers):
             for phase in LAYER_PHASES:
@@ -561,7 +610,8 @@ def _launch(
         LAYERS=count, W=width, HEADS=heads_width // head_dim, D=head_dim, F=mlp, A=action_dim,
         ONLY=only, PREFETCH=tiling.prefetch, PARTS=tiling.parts, BM=tiling.rows, BN=tiling.columns,
         BN_PARTS=tiling.part_columns, BN_GATE=tiling.gate_columns, BK=tiling.inner, BQ=tiling.query_rows,
-        KEYS=tiling.keys, STAGES=tiling.stages, SCALE=head_dim**-0.5, num_warps=tiling.warps, num_stages=1,
+        KEYS=tiling.keys, BKEYS=tiling.block_keys, STRETCHES=triton.next_power_of_2(buffers.part.shape[0]),
+        BROWS=tiling.block_rows, STAGES=tiling.stages, SCALE=head_dim**-0.5, num_warps=tiling.warps, num_stages=1,
         **cooperative,
     )  # fmt: skip
 
@@ -581,7 +631,7 @@ def denoise_plain(
     rope: tuple[Tensor, Tensor],
 ) -> None:
     """The same in plain PyTorch, on the same weights."""
-    batch, horizon, _ = inputs.x_t.shape
+    horizon = inputs.x_t.shape[1]
     layers, _, capacity, head_dim = keys.shape
     heads = weights.out.shape[2] // head_dim
     positions = inputs.lengths[:, None] + torch.arange(horizon, device=keys.device)

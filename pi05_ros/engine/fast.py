@@ -1,0 +1,240 @@
+"""The fast path: packed weights, kernels, an exact prefix cache, and CUDA graphs if wanted."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pi05_ros.engine.buckets import Bucket
+from pi05_ros.engine.images import DIALECTS
+from pi05_ros.engine.packed import pack, quantize
+from pi05_ros.engine.prefix_cache import PrefixCache, PrefixKey
+from pi05_ros.engine.program import MAX_SCHEDULES, Program, Setting
+from pi05_ros.engine.requests import EngineRequest, Outcome
+from pi05_ros.engine.schedule import Schedule, make_schedule
+from pi05_ros.model import Pi05Model, Prefix
+from pi05_ros.model.gemma import rotary
+from pi05_ros.model.pi05 import TIME_GRIDS
+
+MAX_POSITIONS = 8192
+"""Positions of prefix and action tokens together: 30 cameras, and 8 MB of rotary tables."""
+
+
+class FastPath:
+    """Runs batches in programs, one a bucket, made on first use and bounded in number and memory."""
+
+    def __init__(
+        self,
+        model: Pi05Model,
+        *,
+        resize: str,
+        time_grid: str,
+        prefix_cache: int = 8,
+        graphs: bool = True,
+        fp8: bool = False,
+        max_programs: int = 32,
+        max_program_bytes: int = 2 << 30,
+    ) -> None:
+        """Takes the model over: its parameters become views of packed weights.
+
+        resize: dialect of ``images.py``; time_grid: of ``model/pi05.py``; prefix_cache: entries kept, 0 for none.
+        graphs: capture each bucket's stages; False, or a CPU: run the same kernels (or their twins) one by one.
+        fp8: vision and prefix matrices in float8; the model's own are given up. max_programs, max_program_bytes: what
+        buckets may take before the least recently used goes.
+        Raises ValueError that names the field, or the size of the model that this path cannot run.
+        """
+        for field, value, known in (("resize", resize, DIALECTS), ("time_grid", time_grid, TIME_GRIDS)):
+            if value not in known:
+                raise ValueError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
+        _check_sizes(model)
+        self.model = model
+        self.device = model.action_in_proj.weight.device
+        on_gpu = self.device.type == "cuda"
+        self.name = "graphs" if graphs and on_gpu else "eager"
+        self.time_grid, self.max_programs, self.max_program_bytes = time_grid, max_programs, max_program_bytes
+        self.cache: PrefixCache[Tensor] = PrefixCache(prefix_cache, size=lambda kv: kv.nbytes)
+        weights = pack(model)
+        if fp8:
+            weights = quantize(weights, model)
+        table = rotary(
+            torch.arange(MAX_POSITIONS, device=self.device)[None],
+            model.config.prefix.head_dim,
+            torch.float32,
+            model.config.rope_frequencies,
+        )
+        rope = table.cos[0, 0].contiguous(), table.sin[0, 0].contiguous()
+        pool = torch.cuda.graph_pool_handle() if self.name == "graphs" else None
+        self._setting = Setting(model.config, weights, rope, resize, self.device, pool)
+        self._programs: OrderedDict[Bucket, Program] = OrderedDict()
+        self._schedules: OrderedDict[int, Schedule] = OrderedDict()
+
+    def fits(self, first: EngineRequest, other: EngineRequest) -> bool:
+        """One bucket, one number of steps. Guidance through the model runs alone, in the plain flow."""
+        return (
+            Bucket.of(first) == Bucket.of(other)
+            and first.num_steps == other.num_steps
+            and (first.graphs is False) == (other.graphs is False)
+            and not (_needs_gradients(first) or _needs_gradients(other))
+        )
+
+    @torch.no_grad()
+    def run(self, requests: Sequence[EngineRequest]) -> Outcome:
+        """One batch. Raises ValueError for guidance that does not fit the noise, and whatever the device raises."""
+        clock = _Clock(self.device)
+        captured = self.name == "graphs" and requests[0].graphs is not False
+        program = self._program(Bucket.of(requests[0], len(requests)))
+        program.put_noise(requests)
+        keys = [self._key(request) for request in requests]
+        found = [None if key is None else self.cache.get(key) for key in keys]
+        clock.mark("cache_lookup_ms")
+        missing = [index for index, kv in enumerate(found) if kv is None]
+        if missing:
+            self._encode(program, requests, missing, captured, clock)
+            self._remember(program, keys, missing)
+        for index, kv in enumerate(found):
+            if kv is not None:
+                program.kv[:, :, index, : program.positions] = kv
+        clock.mark("prefix_ms")
+        if _needs_gradients(requests[0]):
+            actions = self._guided_through_model(program, requests[0])
+        else:
+            program.run_flow(self._schedule(requests[0].num_steps), captured)
+            clock.wait()
+            actions = program.actions()
+        clock.mark("denoise_ms")
+        return Outcome(actions, tuple(kv is not None for kv in found), clock.timings())
+
+    def clear_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self.cache.clear()
+
+    def close(self) -> None:
+        """Let go of programs, graphs, weights and the cache."""
+        self.cache.clear()
+        self._programs.clear()
+        self._schedules.clear()
+        del self._setting, self.model
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
+    def _encode(
+        self, program: Program, requests: Sequence[EngineRequest], missing: list[int], captured: bool, clock: _Clock
+    ) -> None:
+        """Keys and values of the missing prefixes, into their places in the program's kv."""
+        some = [requests[index] for index in missing]
+        encoder = program if len(some) == len(requests) else self._program(Bucket.of(some[0], len(some)))
+        if encoder is not program:
+            encoder.put_noise(some)  # for the lengths
+        encoder.put_prompts(some)
+        clock.mark("preprocess_ms")
+        encoder.run_vision(captured)
+        clock.mark("vision_ms")
+        encoder.run_prefix(captured)
+        if encoder is not program:
+            for row, index in enumerate(missing):
+                program.kv[:, :, index] = encoder.kv[:, :, row]
+
+    def _remember(self, program: Program, keys: list[PrefixKey | None], missing: list[int]) -> None:
+        for index in missing:
+            key = keys[index]
+            if key is not None:
+                self.cache.put(key, program.kv[:, :, index, : program.positions].clone())
+
+    def _key(self, request: EngineRequest) -> PrefixKey | None:
+        """None: the cache is not to be used. It is this path's own, so model and precision need not be in the key."""
+        if self.cache.entries == 0 or not request.use_cache:
+            return None
+        return PrefixKey(request.images, request.tokens, identity=self._setting.resize)
+
+    def _program(self, bucket: Bucket) -> Program:
+        program = self._programs.get(bucket)
+        if program is None:
+            program = self._programs[bucket] = Program(self._setting, bucket)
+            while len(self._programs) > 2 and (  # one batch may need two
+                len(self._programs) > self.max_programs
+                or sum(one.nbytes for one in self._programs.values()) > self.max_program_bytes
+            ):
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(bucket)
+        return program
+
+    def _schedule(self, steps: int) -> Schedule:
+        schedule = self._schedules.pop(steps, None)
+        if schedule is None:
+            schedule = make_schedule(self.model, steps, self.time_grid)
+        self._schedules[steps] = schedule
+        if len(self._schedules) > MAX_SCHEDULES:
+            self._schedules.popitem(last=False)
+        return schedule
+
+    def _guided_through_model(self, program: Program, request: EngineRequest) -> np.ndarray:
+        """Guidance that back-propagates through the expert has no kernel: the model's own loop on the same prefix."""
+        length = program.image_tokens + len(request.tokens)
+        kv = program.kv[:, :, :, None, :length]
+        seen = torch.ones(1, length, dtype=torch.bool, device=self.device)
+        prefix = Prefix(kv.new_empty(1, length, 0), seen, list(kv[0]), list(kv[1]))
+        noise = torch.from_numpy(request.noise).to(self.device)[None]
+        return self.model.denoise(prefix, noise, request.num_steps, self.time_grid, request.rtc).cpu().numpy()
+
+
+def _needs_gradients(request: EngineRequest) -> bool:
+    return request.rtc is not None and request.rtc.jacobian == "vjp"
+
+
+def _check_sizes(model: Pi05Model) -> None:
+    """Raise ValueError for a model that kernels have not been written for."""
+    config = model.config
+    if config.prefix.kv_heads != 1:
+        raise ValueError(
+            f"prefix.kv_heads: the fast path expects 1, got {config.prefix.kv_heads}; the plain one runs it"
+        )
+    for name, value in (
+        ("expert.width", config.expert.width),
+        ("expert.mlp", config.expert.mlp),
+        ("prefix.head_dim", config.prefix.head_dim),
+    ):
+        if value & (value - 1):
+            raise ValueError(f"{name}: the fast path expects a power of two, got {value}; the plain one runs it")
+
+
+class _Clock:
+    """Times the stages of a run without waiting for any: on a GPU by events in stream order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[tuple[str, float | torch.cuda.Event]] = []
+        self.mark("")
+
+    def mark(self, name: str) -> None:
+        """What has been asked for since the last mark was the stage ``name``."""
+        if self._device.type != "cuda":
+            self._marks.append((name, time.monotonic()))
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        self._marks.append((name, event))
+
+    def wait(self) -> None:
+        """Until the device has done all it was asked for: the one synchronisation of an inference."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def timings(self) -> dict[str, float]:
+        """Milliseconds by stage; stages that did not come are 0."""
+        self.wait()
+        names = ("cache_lookup_ms", "preprocess_ms", "vision_ms", "prefix_ms", "denoise_ms")
+        timings = dict.fromkeys(names, 0.0)
+        for (_, before), (name, after) in zip(self._marks, self._marks[1:], strict=False):
+            if isinstance(before, float):
+                assert isinstance(after, float)
+                timings[name] += (after - before) * 1e3
+            else:
+                assert not isinstance(after, float)
+                timings[name] += before.elapsed_time(after)
+        return timings

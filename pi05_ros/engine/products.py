@@ -1,0 +1,136 @@
+"""Matrix products of the vision tower and of the prefix, in the model's own dtype or in float8.
+
+A matrix that has been quantised wants its operand quantised as well, one scale a row. So what comes before it (a norm,
+a gated GELU) asks the matrix which operand to make, and never writes the unquantised one to memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pi05_ros.engine.kernels.activations import geglu
+from pi05_ros.engine.kernels.norms import add_layer_norm, add_rms_norm
+from pi05_ros.engine.kernels.quantize import (
+    FLOAT8,
+    add_layer_norm_fp8,
+    add_rms_norm_fp8,
+    geglu_fp8,
+    gelu_fp8,
+    quantize_rows,
+    quantize_weight,
+)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """weight [out, in]; bias [out] or None; scale: float32 [1, out] if the weight is float8, else None."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: Tensor | None = None
+
+    def quantized(self) -> Matrix:
+        """The same in float8 (e4m3), one scale for each output."""
+        weight, scale = quantize_weight(self.weight)
+        return Matrix(weight, self.bias, scale)
+
+    def last_rows(self, count: int) -> Matrix:
+        """The last ``count`` outputs alone."""
+        bias, scale = (None if one is None else one[..., -count:] for one in (self.bias, self.scale))
+        return Matrix(self.weight[-count:], bias, scale)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """values [M, in]; scale: float32 [M, 1] if they are float8, else None."""
+
+    values: Tensor
+    scale: Tensor | None = None
+
+
+def product(x: Operand, matrix: Matrix, dtype: torch.dtype) -> Tensor:
+    """x @ weight.T + bias, [M, out] of ``dtype``."""
+    if matrix.scale is None:
+        return F.linear(x.values, matrix.weight, matrix.bias)
+    assert x.scale is not None
+    if not x.values.is_cuda:
+        y = F.linear(x.values.float() * x.scale, matrix.weight.float() * matrix.scale.mT)
+        return (y if matrix.bias is None else y + matrix.bias.float()).to(dtype)
+    return torch._scaled_mm(
+        x.values,
+        matrix.weight.t(),
+        scale_a=x.scale,
+        scale_b=matrix.scale,
+        bias=matrix.bias,
+        out_dtype=dtype,
+        use_fast_accum=True,
+    )
+
+
+def operand(x: Tensor, matrix: Matrix) -> Operand:
+    """x [M, in] for a product with ``matrix``."""
+    if matrix.scale is None:
+        return Operand(x)
+    quantized = _empty_float8(x, x.shape[1])
+    quantize_rows(x, quantized.values, _scale(quantized))
+    return quantized
+
+
+def rms_normed(x: Tensor, delta: Tensor | None, scale: Tensor, matrix: Matrix) -> Operand:
+    """x += delta, and its RMS norm for a product with ``matrix``."""
+    if matrix.scale is None:
+        normed = torch.empty_like(x)
+        add_rms_norm(x, delta, scale, normed)
+        return Operand(normed)
+    quantized = _empty_float8(x, x.shape[1])
+    add_rms_norm_fp8(x, delta, scale, quantized.values, _scale(quantized))
+    return quantized
+
+
+def layer_normed(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, matrix: Matrix) -> Operand:
+    """x += delta, and its LayerNorm for a product with ``matrix``."""
+    if matrix.scale is None:
+        normed = torch.empty_like(x)
+        add_layer_norm(x, delta, weight, bias, normed)
+        return Operand(normed)
+    quantized = _empty_float8(x, x.shape[1])
+    add_layer_norm_fp8(x, delta, weight, bias, quantized.values, _scale(quantized))
+    return quantized
+
+
+def gated(gate_up: Tensor, matrix: Matrix) -> Operand:
+    """gelu(gate) * up of gate_up [M, 2 F], for a product with ``matrix``."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    if matrix.scale is None:
+        hidden = gate_up.new_empty(rows, width)
+        geglu(gate_up, hidden)
+        return Operand(hidden)
+    quantized = _empty_float8(gate_up, width)
+    geglu_fp8(gate_up, quantized.values, _scale(quantized))
+    return quantized
+
+
+def gelu_product(x: Operand, first: Matrix, second: Matrix, dtype: torch.dtype) -> Operand:
+    """gelu(x @ first.T + bias) for a product with ``second``."""
+    if second.scale is not None:
+        hidden = product(x, first, dtype)
+        quantized = _empty_float8(hidden, hidden.shape[1])
+        gelu_fp8(hidden, quantized.values, _scale(quantized))
+        return quantized
+    if first.scale is None and x.values.is_cuda and first.bias is not None:  # GELU inside the product: one kernel
+        return Operand(torch._addmm_activation(first.bias, x.values, first.weight.t(), use_gelu=True))
+    return Operand(F.gelu(product(x, first, dtype), approximate="tanh"))
+
+
+def _empty_float8(x: Tensor, width: int) -> Operand:
+    """Room for what is quantised of x [M, ...]: values [M, width]."""
+    return Operand(x.new_empty(x.shape[0], width, dtype=FLOAT8), x.new_empty(x.shape[0], 1, dtype=torch.float32))
+
+
+def _scale(x: Operand) -> Tensor:
+    assert x.scale is not None
+    return x.scale
