@@ -54,8 +54,8 @@ class PlainPath:
         with self._stage(timings, "prefix_ms"):
             computed = iter(self._read(embedded, missing))
             prefixes = [next(computed) if prefix is None else prefix for prefix in found]
-            for key, prefix in zip(keys, prefixes, strict=True):
-                if key is not None:
+            for key, prefix, known in zip(keys, prefixes, found, strict=True):
+                if key is not None and known is None:
                     self.cache.put(key, prefix)
         with self._stage(timings, "denoise_ms"):
             actions = self._denoise(prefixes, requests)

@@ -75,31 +75,34 @@ class PrefixCache(Generic[T]):
         self.entries = entries
         self.hits = self.misses = self.bytes = 0
         self._size = size
-        self._values: OrderedDict[PrefixKey, T] = OrderedDict()
+        self._kept: OrderedDict[PrefixKey, tuple[PrefixKey, T]] = OrderedDict()  # with the very key it lies under
 
     def get(self, key: PrefixKey) -> T | None:
         """The value put under an equal key, None if there is none (any more)."""
-        value = self._values.get(key)
-        if value is None:
+        found = self._kept.get(key)
+        if found is None:
             self.misses += 1
             return None
         self.hits += 1
-        self._values.move_to_end(key)
+        own, value = found
+        self._kept.move_to_end(own)  # the equal key would be compared byte by byte once more
         return value
 
     def put(self, key: PrefixKey, value: T) -> None:
-        """Keep a value (not None); the least recently used one goes if there are too many."""
-        if key in self._values:
-            self.bytes -= self._size(self._values.pop(key))
-        self._values[key] = value
+        """Keep a value; the least recently used one goes if there are too many."""
+        replaced = self._kept.pop(key, None)
+        if replaced is not None:
+            self.bytes -= self._size(replaced[1])
+        self._kept[key] = (key, value)
         self.bytes += self._size(value)
-        while len(self._values) > self.entries:
-            self.bytes -= self._size(self._values.popitem(last=False)[1])
+        while len(self._kept) > self.entries:
+            _, (_, oldest) = self._kept.popitem(last=False)
+            self.bytes -= self._size(oldest)
 
     def clear(self) -> None:
         """Forget all entries; the counters of hits and misses go on."""
-        self._values.clear()
+        self._kept.clear()
         self.bytes = 0
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._kept)

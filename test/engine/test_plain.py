@@ -24,7 +24,7 @@ class WatchedModel(Pi05Model):
     def __init__(self) -> None:
         torch.manual_seed(0)
         super().__init__(Pi05Config.tiny())
-        self.eval().requires_grad_(False)
+        self.eval()  # its parameters want gradients, as a module's do: inference must not
         self.batches: list[int] = []
         self.poison: int | None = None
 
