@@ -101,7 +101,7 @@ class Run:
             if path == "plain" and (of_weights, BASE) in self.plain:
                 continue  # fp8 has no plain path of its own; it starts from weights that were measured
             own = of_weights if path == "plain" else precision
-            with self._tolerated(f"{own} {path}"), self._engine(path, own) as (engine, startup):
+            with self.tolerated(f"{own} {path}"), self._engine(path, own) as (engine, startup):
                 if engine.path.name != path:
                     self.notes.append(f"{own} {path}: not here; the engine offers the {engine.path.name} path instead.")
                     continue
@@ -120,7 +120,7 @@ class Run:
         thorough = path in ("plain", self.paths[-1]) and not self.quick
         repeats, warm_up = (max(3, self.repeats // 10), 1) if path == "plain" else (self.repeats, 3)
         for case in FULL if thorough else QUICK:
-            with self._tolerated(f"{precision} {path} {case.name}"):
+            with self.tolerated(f"{precision} {path} {case.name}"):
                 reference = self.plain.get((model_precision(precision), case))
                 row = measure(engine, precision, case, self._requests(), repeats, self.ceilings, warm_up, reference)
                 if path == "plain":
@@ -138,12 +138,12 @@ class Run:
             )
             return None
         say("float32 reference")
-        with self._tolerated("float32 reference"), self._engine("plain", "float32") as (engine, _):
+        with self.tolerated("float32 reference"), self._engine("plain", "float32") as (engine, _):
             return np.stack([engine.submit(request).result().model_actions for request in self.probes])
         return None
 
     @contextmanager
-    def _tolerated(self, what: str) -> Iterator[None]:
+    def tolerated(self, what: str) -> Iterator[None]:
         """What fails inside is a note of the report, with its traceback in the log; memory may just not suffice."""
         try:
             yield

@@ -38,24 +38,23 @@ class Report:
     failed: bool
 
     def text(self, markdown: bool) -> str:
-        draw = _markdown if markdown else _plain
         parts = [
             "\n".join(f"{'- ' if markdown else ''}{name}: {value}" for name, value in self.environment.items()),
             self.setting,
-            draw(_speed([row for row in self.rows if row.path != "plain" or row.case == BASE])),
+            draw(_speed([row for row in self.rows if row.path != "plain" or row.case == BASE]), markdown),
             "Milliseconds of the whole batch: medians of each stage and of the total (submission to result); GiB of "
             "device memory reserved at most so far, weights included; x: times.",
             f"Floor: {_ceilings(self.ceilings)}.",
         ]
         if self.startups:
             parts += [
-                draw(_startups(self.startups)),
+                draw(_startups(self.startups), markdown),
                 "Seconds until the weights are on the device, then until the engine is built, then until its first "
                 "request is answered.",
             ]
         if self.fidelity:
             parts += [
-                draw(_errors(self.fidelity)),
+                draw(_errors(self.fidelity), markdown),
                 "Error: ||a - oracle|| / ||oracle|| of model-space actions against the float32 plain path on the same "
                 "weights, images and noise, mean and largest of the seeds. Random weights say nothing about a task.",
             ]
@@ -74,7 +73,7 @@ class Report:
             "fidelity": [dataclasses.asdict(found) for found in self.fidelity],
             "notes": list(self.notes),
         }
-        return json.dumps(_rounded(content), indent=1) + "\n"
+        return json.dumps(rounded(content), indent=1) + "\n"
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -176,6 +175,11 @@ def _number(milliseconds: float) -> str:
     return f"{milliseconds:.0f}" if milliseconds >= 1000 else f"{milliseconds:.{1 if milliseconds >= 100 else 2}f}"
 
 
+def draw(table: Table, markdown: bool) -> str:
+    """A table, its first row the heading, as Markdown or aligned with spaces; columns of numbers to the right."""
+    return _markdown(table) if markdown else _plain(table)
+
+
 def _markdown(table: Table) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in table]
     columns = zip(*table, strict=True)
@@ -200,12 +204,12 @@ def _numeric(cells: Sequence[str]) -> bool:
     return all(re.fullmatch(r"-|[\d.e+-]+", cell) for cell in cells)
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Floats with six significant digits, all the way down."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
+        return {key: rounded(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(inner) for inner in value]
+        return [rounded(inner) for inner in value]
     return value

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -179,3 +181,14 @@ def test_a_path_that_is_not_here_is_said() -> None:
     report = small_run(paths=("plain", "graphs"), with_error=False).report()
     assert {row.path for row in report.rows} == {"plain"}
     assert any(note.startswith("float32 graphs: not here; the engine offers the ") for note in report.notes)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lerobot") is not None, reason="LeRobot is here")
+def test_the_comparison_says_how_to_install_lerobot() -> None:
+    script = Path(__file__).parents[2] / "benchmarks/compare_lerobot.py"
+    environment = os.environ | {"PYTHONPATH": str(script.parents[1])}
+    ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "LeRobot cannot be imported" in ended.stderr
+    assert "pip install 'lerobot[pi]==0.6.1' 'transformers==5.5.4'" in ended.stderr
+    assert "Traceback" not in ended.stderr
