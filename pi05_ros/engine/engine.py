@@ -17,8 +17,9 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +104,14 @@ class Engine:
             bisect.insort(self._queue, job)
             self._changed.notify()
         return future
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is submitted within comes into the queue at once, so that it can share batches. Do nothing else there:
+        everybody else waits.
+        """
+        with self._changed:  # re-entrant
+            yield
 
     def clear_cache(self) -> None:
         """Forget all cached prefixes before the next request."""

@@ -90,7 +90,8 @@ class Policy:
         precision: "openpi" (bfloat16 with float32 islands), "float32" or "bfloat16".
         robot: name of a profile in ``config/robots/``, a path of one, or a RobotProfile; None: the checkpoint's own
             features without a robot transform; "raw": normalised model space in and out.
-        compile_mode: "graphs", "eager" or "plain". This version has the plain path only and says so once.
+        compile_mode: "graphs" (captured CUDA graphs; on a CPU as "eager"), "eager" (the same kernels, not captured) or
+            "plain" (the network as ``model/`` has it).
         prefix_cache: prefixes kept, 0 for none. max_batch, batch_delay_ms: how requests that wait together are batched.
         time_grid: "lerobot", "openpi" or "sglang"; resize: "lerobot" or "openpi"; None: as the checkpoint's layout is.
         norm_stats: a file of statistics to use instead of the checkpoint's.
@@ -190,7 +191,8 @@ class Policy:
         window = self.engine.max_queue // 2  # leaves room for others
         chunks: list[ActionChunk] = []
         for begin in range(0, len(requests), window):
-            futures = [self.engine.submit(*prepared) for prepared in requests[begin : begin + window]]
+            with self.engine.together():
+                futures = [self.engine.submit(*prepared) for prepared in requests[begin : begin + window]]
             chunks += [future.result() for future in futures]
         return chunks
 

@@ -95,6 +95,21 @@ def test_one_that_finds_the_engine_idle_never_waits() -> None:
     engine.close()
 
 
+def test_what_is_submitted_together_shares_a_batch_on_an_idle_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = HeldPath(held=False)
+    engine = Engine(path, max_batch=4, batch_delay=0.0)
+    looked = threading.Event()
+    sweep = engine._sweep
+    monkeypatch.setattr(engine, "_sweep", lambda: (looked.set(), sweep()))
+    with engine.together():
+        futures = [engine.submit(named(1))]
+        assert not looked.wait(0.05), "nothing begins before all are there"
+        futures += [engine.submit(named(name)) for name in (2, 3, 4)]
+    assert answers(futures) == [1, 2, 3, 4]
+    assert path.batches == [[1, 2, 3, 4]]
+    engine.close()
+
+
 def test_those_that_wait_together_wait_for_company(path: HeldPath) -> None:
     engine = running(path, max_batch=3, batch_delay=FOREVER)
     futures = [engine.submit(named(name)) for name in (1, 2)]
