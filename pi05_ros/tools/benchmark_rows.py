@@ -125,12 +125,11 @@ def running(
 ) -> Iterator[tuple[Engine, Startup]]:
     """An engine that has the device for itself and has answered ``first``; its memory is free afterwards."""
     clock = [time.perf_counter()]
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
     models = [weights.model(device, model_precision(precision))]
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     clock.append(time.perf_counter())
     engine = build_engine(models.pop(), compile_mode, precision, weights.layout)  # no name keeps the model alive
     try:
