@@ -192,20 +192,19 @@ class Row:
         return self.median / self.case.batch
 
 
-def submit_together(engine: Engine, requests: list[EngineRequest], tries: int = 20) -> tuple[list[EngineResult], float]:
+def submit_together(engine: Engine, requests: list[EngineRequest]) -> tuple[list[EngineResult], float]:
     """Run requests as one batch -> results and ms from the first submission to the last result.
 
-    The engine may wake between two submissions and run the first alone, which is not what is asked here; then it is
-    tried again. Raises InferenceError if that never succeeds.
+    Raises InferenceError if the engine does not run them as one.
     """
-    for _ in range(tries):
-        began = time.perf_counter()
+    began = time.perf_counter()
+    with engine.together():
         futures = [engine.submit(request) for request in requests]
-        results = [future.result() for future in futures]
-        elapsed = (time.perf_counter() - began) * 1e3
-        if all(result.batch_size == len(requests) for result in results):
-            return results, elapsed
-    raise InferenceError(f"{len(requests)} requests that were submitted together did not run as one batch.")
+    results = [future.result() for future in futures]
+    elapsed = (time.perf_counter() - began) * 1e3
+    if any(result.batch_size != len(requests) for result in results):
+        raise InferenceError(f"{len(requests)} requests that were submitted together did not run as one batch.")
+    return results, elapsed
 
 
 def measure(

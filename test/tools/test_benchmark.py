@@ -112,7 +112,7 @@ def test_a_batch_is_a_batch() -> None:
     results, _ = submit_together(together, requests)
     assert [result.batch_size for result in results] == [3, 3, 3]
     with pytest.raises(InferenceError, match="did not run as one batch"):
-        submit_together(one_by_one, requests, tries=2)
+        submit_together(one_by_one, requests)
     for running in (one_by_one, together):
         running.close()
 
