@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import torch
 
-from pi05_ros.engine import EngineRequest, Outcome
+from pi05_ros.engine import Engine, EngineRequest, Outcome
 from pi05_ros.engine.prefix_cache import PrefixCache
+
+FIRST = 999
+"""The name of the request that others wait behind."""
 
 PATIENCE = 30.0
 """Seconds after which a test that waits for what should have happened goes on, and fails."""
@@ -94,3 +98,16 @@ def named(name: int, kind: int = 1, **options: Any) -> EngineRequest:
     """A request for a ``HeldPath``."""
     image, noise = np.zeros((2, 2, 3), np.uint8), np.zeros((2, 3), np.float32)
     return EngineRequest((image,), np.full(kind, name, dtype=np.int64), noise, **{"num_steps": 1, **options})
+
+
+def running(path: HeldPath, **options: Any) -> Engine:
+    """An engine with a request (FIRST) on its thread, which is held, so that what is submitted next has to wait."""
+    engine = Engine(path, **{"batch_delay": 0.0, **options})
+    engine.submit(named(FIRST))
+    path.wait_for(lambda path: path.batches == [[FIRST]])
+    return engine
+
+
+def answers(futures: list[Future[Any]]) -> list[float]:
+    """The names that the results carry."""
+    return [float(future.result(PATIENCE).model_actions[0, 0]) for future in futures]
