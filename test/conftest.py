@@ -1,4 +1,4 @@
-"""What every test process gets, before anything of ROS or torch is imported.
+"""What every test process gets, before anything of ROS, torch or Triton is imported.
 
 Where ROS is absent or only a part of it was installed, files that need the missing part are left out, and the end of
 the run says which. `make test` demands all of it (PI05_ROS_TEST_NODES=1) unless that part was declined at set-up.
@@ -19,6 +19,11 @@ os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 101)  # test runs beside eac
 os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 os.environ.setdefault("OMP_NUM_THREADS", "2")  # torch takes it as its number of threads
 logging.setLoggerClass(logging.Logger)  # not launch's, whose loggers keep their records from pytest's caplog
+
+import torch  # noqa: E402
+
+if not torch.cuda.is_available():  # kernels are tested in Triton's interpreter, which is chosen when Triton is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 settings.register_profile("busy machine", deadline=None)  # the first example of a test may pay for an import
 settings.load_profile("busy machine")
 

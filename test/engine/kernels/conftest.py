@@ -1,21 +1,15 @@
-"""Where kernels are tested: on a GPU if there is one, else on the CPU in Triton's interpreter.
-
-The interpreter replaces the compiler when Triton is imported, so it is chosen here, before any kernel is.
-"""
+"""Where kernels are tested: on a GPU if there is one, else on the CPU in Triton's interpreter: see test/conftest.py."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-HAVE_GPU = torch.cuda.is_available()
-if not HAVE_GPU:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+from pi05_ros.engine.kernels.language import AVAILABLE
 
-from pi05_ros.engine.kernels.language import AVAILABLE  # noqa: E402
+HAVE_GPU = torch.cuda.is_available()
 
 
 @dataclass(frozen=True)
