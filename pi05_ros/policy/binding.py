@@ -38,6 +38,11 @@ class Binding:
     raw: bool = False
 
     @property
+    def fed_cameras(self) -> tuple[str, ...]:
+        """Names of the cameras that feed an input of the model, in its order."""
+        return tuple(name for name in self.cameras if name is not None and not name.startswith("empty_camera_"))
+
+    @property
     def state_dim(self) -> int:
         return len(self.state_names)
 

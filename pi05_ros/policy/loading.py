@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pi05_ros.checkpoint import Checkpoint
+from pi05_ros.engine.roofline import has_fp8
 from pi05_ros.errors import CheckpointError, Pi05Error
 from pi05_ros.policy.binding import Binding
 from pi05_ros.policy.normalization import Normalizer
@@ -36,6 +37,36 @@ def check_options(**options: tuple[Any, tuple[Any, ...]]) -> None:
     for name, (value, known) in options.items():
         if not any(value is one or (isinstance(value, str) and value == one) for one in known):
             raise Pi05Error(f"{name}: expected one of {', '.join(map(str, known))}, got {value!r}.")
+
+
+def check_least(**options: tuple[Any, int]) -> None:
+    """name=(value, least). Raises Pi05Error for the first that is no integer of at least that."""
+    for name, (value, least) in options.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise Pi05Error(f"{name}: expected an integer of {least} or more, got {value!r}.")
+
+
+def check_milliseconds(name: str, value: Any) -> None:
+    """Raises Pi05Error: no finite number of 0 or more."""
+    if not isinstance(value, (int, float)) or not 0.0 <= value < float("inf"):
+        raise Pi05Error(f"{name}: expected milliseconds, 0 or more, got {value!r}.")
+
+
+def check_precision(precision: str, compile_mode: str, device: torch.device) -> None:
+    """Raises Pi05Error: float8 where nothing multiplies it."""
+    if precision != "fp8":
+        return
+    if compile_mode == "plain":
+        raise Pi05Error("precision: fp8 needs compile_mode graphs or eager, got plain, which has no float8.")
+    if not has_fp8(device):
+        found = "the CPU"
+        if device.type == "cuda":
+            major, minor = torch.cuda.get_device_capability(device)
+            found = f"{torch.cuda.get_device_name(device)} of compute capability {major}.{minor}"
+        raise Pi05Error(
+            f"precision: fp8 needs a GPU of compute capability 8.9 or more, and the device is {found}; "
+            "openpi runs on any."
+        )
 
 
 def make_normalizers(checkpoint: Checkpoint, binding: Binding, off: bool) -> dict[str, Normalizer]:

@@ -6,15 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from pi05_ros.checkpoint import Checkpoint
+from pi05_ros.engine import Engine
 from pi05_ros.policy.binding import Binding
 from pi05_ros.policy.normalization import Normalizer
 from pi05_ros.policy.profile import RobotProfile
 
 
 def describe(
-    checkpoint: Checkpoint, binding: Binding, profile: RobotProfile | None, normalizers: Mapping[str, Normalizer]
+    checkpoint: Checkpoint,
+    binding: Binding,
+    profile: RobotProfile | None,
+    normalizers: Mapping[str, Normalizer],
+    precision: str,
+    engine: Engine,
 ) -> dict[str, Any]:
-    """The object that ``/v1/actions/metadata`` serves."""
+    """The object that ``/v1/actions/metadata`` serves. precision: as the policy was asked for it."""
     config, stats = checkpoint.config, checkpoint.norm_stats
     mode = {name: normalizer.mode for name, normalizer in normalizers.items()}
     return {
@@ -23,7 +29,7 @@ def describe(
         "model_path": str(checkpoint.folder),
         "policy_family": "pi05",
         "input": {
-            "image_keys": [name for name in binding.cameras if name and not name.startswith("empty_camera_")],
+            "image_keys": list(binding.fed_cameras),
             "image_size": [config.vision.image_size] * 2,
             "state_dim": binding.state_dim,
         },
@@ -33,6 +39,16 @@ def describe(
             "action_dim": binding.action_dim,
             "padded_action_dim": config.action_dim,
             "dtype": "float32",
+        },
+        "runtime": {
+            "device": str(engine.device),
+            "precision": precision,
+            "materialize_dtype": "fp32" if precision == "float32" else "bf16",
+            "float8": ["vision", "prefix"] if precision == "fp8" else [],  # whose matrix products are
+            "compile_mode": engine.path.name,
+            "cuda_graph": {"enabled": engine.path.name == "graphs"},
+            "prefix_cache": engine.path.cache.entries,
+            "max_batch": engine.max_batch,
         },
         "defaults": {"num_inference_steps": checkpoint.num_steps},
         "robot": {

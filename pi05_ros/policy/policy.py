@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,15 @@ from pi05_ros.model import PRECISIONS, RtcGuidance, census
 from pi05_ros.model.pi05 import TIME_GRIDS
 from pi05_ros.policy.binding import Binding, bind
 from pi05_ros.policy.inputs import as_image, as_integer, as_masks, as_numbers, as_text, as_tokens, as_vector
-from pi05_ros.policy.loading import check_options, find_tokenizer, make_normalizers, resolve_device
+from pi05_ros.policy.loading import (
+    check_least,
+    check_milliseconds,
+    check_options,
+    check_precision,
+    find_tokenizer,
+    make_normalizers,
+    resolve_device,
+)
 from pi05_ros.policy.metadata import describe
 from pi05_ros.policy.normalization import Normalizer
 from pi05_ros.policy.observation import ActionChunk, Observation
@@ -31,11 +40,14 @@ from pi05_ros.policy.profile import RobotProfile, load_profile
 from pi05_ros.policy.prompt import clean, prompt_text
 from pi05_ros.policy.tokenizer import PromptTokenizer
 from pi05_ros.policy.transforms import absolute_actions
+from pi05_ros.policy.warm_up import rehearsals, run_in_turn
 
 logger = logging.getLogger(__name__)
 
 MAX_STEPS = 1000
 MAX_PRIORITY = 1_000_000
+POLICY_PRECISIONS = (*PRECISIONS, "fp8")
+"""Those of the weights, and fp8: weights as in "openpi", whose products the fast path then does in float8."""
 
 
 class Policy:
@@ -49,11 +61,12 @@ class Policy:
         engine: Engine,
         tokenizer: PromptTokenizer | None,
         normalizers: Mapping[str, Normalizer],
+        precision: str,
         tokenizer_error: str = "",
     ) -> None:
         """Use ``from_checkpoint``; this takes the parts that it makes."""
         self.checkpoint, self.binding, self.profile = checkpoint, binding, profile
-        self.engine = engine
+        self.engine, self.precision = engine, precision
         self._tokenizer, self._tokenizer_error = tokenizer, tokenizer_error
         self._normalizers = normalizers
         self._entropy = np.random.default_rng()
@@ -87,11 +100,12 @@ class Policy:
 
         path: a folder or .safetensors file, LeRobot or openpi layout.
         device: "auto" (CUDA if there is a GPU), "cuda", "cuda:1", "cpu".
-        precision: "openpi" (bfloat16 with float32 islands), "float32" or "bfloat16".
+        precision: "openpi" (bfloat16 with float32 islands), "float32", "bfloat16", or "fp8" (as "openpi", with the
+            matrix products of vision and prefix in float8; a GPU of compute capability 8.9 or more).
         robot: name of a profile in ``config/robots/``, a path of one, or a RobotProfile; None: the checkpoint's own
             features without a robot transform; "raw": normalised model space in and out.
-        compile_mode: "graphs" (captured CUDA graphs; on a CPU as "eager"), "eager" (the same kernels, not captured) or
-            "plain" (the network as ``model/`` has it).
+        compile_mode: "graphs" (captured CUDA graphs; on a CPU as "eager", which the log says), "eager" (the same
+            kernels, not captured) or "plain" (the network as ``model/`` has it).
         prefix_cache: prefixes kept, 0 for none. max_batch, batch_delay_ms: how requests that wait together are batched.
         time_grid: "lerobot", "openpi" or "sglang"; resize: "lerobot" or "openpi"; None: as the checkpoint's layout is.
         norm_stats: a file of statistics to use instead of the checkpoint's.
@@ -105,7 +119,7 @@ class Policy:
         wrong and what was tried.
         """
         check_options(
-            precision=(precision, PRECISIONS),
+            precision=(precision, POLICY_PRECISIONS),
             compile_mode=(compile_mode, COMPILE_MODES),
             time_grid=(time_grid, (None, *TIME_GRIDS)),
             resize=(resize, (None, *DIALECTS)),
@@ -114,9 +128,12 @@ class Policy:
             adapt_to_pi=(adapt_to_pi, (None, True, False)),
             truncate_prompt=(truncate_prompt, (True, False)),
         )
+        check_least(prefix_cache=(prefix_cache, 0), max_batch=(max_batch, 1))
+        check_milliseconds("batch_delay_ms", batch_delay_ms)
         if norm_stats is not None and normalization is not None:
             raise Pi05Error("norm_stats: is of no use beside normalization='none'; give one of them.")
         target = resolve_device(device)
+        check_precision(precision, compile_mode, target)
         raw = robot == "raw"
         profile = load_profile(robot) if isinstance(robot, (str, Path)) and not raw else robot
         profile = profile if isinstance(profile, RobotProfile) else None
@@ -128,25 +145,24 @@ class Policy:
         binding = bind(checkpoint, profile, raw, adapt_to_pi, delta_actions)
         normalizers = make_normalizers(checkpoint, binding, off=raw or normalization == "none")
         prompts, tokenizer_error = find_tokenizer(checkpoint, tokenizer, truncate_prompt, required=not raw)
-        model = load_model(path, target, precision, checkpoint.config, progress)
+        fp8 = precision == "fp8"
+        model = load_model(path, target, "openpi" if fp8 else precision, checkpoint.config, progress)
         counts = ", ".join(f"{dtype} {number:,}" for dtype, number in sorted(census(model).items()))
         logger.info("Parameters by dtype: %s", counts)
         dialect = "openpi" if checkpoint.layout == "openpi" else "lerobot"
         try:
-            engine = Engine(
-                make_path(
-                    model,
-                    compile_mode,
-                    resize=resize or dialect,
-                    time_grid=time_grid or dialect,
-                    prefix_cache=prefix_cache,
-                ),
-                max_batch=max_batch,
-                batch_delay=batch_delay_ms / 1e3 if isinstance(batch_delay_ms, (int, float)) else batch_delay_ms,
+            engine_path = make_path(
+                model,
+                compile_mode,
+                resize=resize or dialect,
+                time_grid=time_grid or dialect,
+                prefix_cache=prefix_cache,
+                fp8=fp8,
             )
-        except ValueError as error:
-            raise Pi05Error(f"{error}.") from error
-        return cls(checkpoint, binding, profile, engine, prompts, normalizers, tokenizer_error)
+        except ValueError as error:  # all options are checked: it is a size of the model
+            raise Pi05Error(f'{error}: set compile_mode="plain".') from error
+        engine = Engine(engine_path, max_batch=max_batch, batch_delay=batch_delay_ms / 1e3)
+        return cls(checkpoint, binding, profile, engine, prompts, normalizers, precision, tokenizer_error)
 
     def infer(
         self,
@@ -203,6 +219,40 @@ class Policy:
         """
         return self.engine.submit(*self._prepare(observation, **options))
 
+    @property
+    def compiles(self) -> bool:
+        """True if the first request of a kind takes much longer: kernels are compiled for it and graphs captured."""
+        return self.engine.device.type == "cuda"
+
+    def warm_up(
+        self,
+        image_shapes: Mapping[str, tuple[int, int]] | None = None,
+        prompt_lengths: Iterable[int] | None = None,
+        *,
+        num_steps: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> float:
+        """Run what a deployment will ask for, so that its first chunks wait for no compiler and no capture.
+
+        One request for each bucket of prompt lengths, alone in its batch, past the prefix cache, and after whatever
+        else waits. The first one compiles kernels, each one takes a few inferences' time and, for good, its bucket's
+        buffers and graphs. Batches, other cameras, float images and other numbers of steps are compiled and captured
+        when they first come. On a CPU nothing is (``compiles`` is False), and this only costs as many inferences.
+
+        image_shapes: height and width of uint8 images, by camera, of all cameras that there will be; None: every
+            camera at 480 x 640. prompt_lengths: in tokens, with the state; None: all that the checkpoint allows,
+            since the length changes with the state. num_steps: None: the checkpoint's.
+        progress: called with requests done and requests in all, also while one runs; what it raises ends the warm-up.
+
+        Returns the seconds that it took. Raises ObservationError that names the field, and what ``infer`` raises.
+        """
+        began = time.monotonic()
+        observations = rehearsals(self.checkpoint, self.binding, image_shapes, prompt_lengths)
+        # The lowest priority, so that it is no company for a request that somebody waits for.
+        options = {"seed": 0, "num_steps": num_steps, "prefix_cache": False, "priority": -MAX_PRIORITY}
+        run_in_turn([partial(self.submit, observation, **options) for observation in observations], progress)
+        return time.monotonic() - began
+
     def reset(self) -> None:
         """Forget cached prefixes."""
         self.engine.clear_cache()
@@ -229,7 +279,7 @@ class Policy:
     @property
     def metadata(self) -> dict[str, Any]:
         """What a client needs to know, as ``/v1/actions/metadata`` serves it. Plain JSON types."""
-        return describe(self.checkpoint, self.binding, self.profile, self._normalizers)
+        return describe(self.checkpoint, self.binding, self.profile, self._normalizers, self.precision, self.engine)
 
     # ---- from robot units to the engine ----
 

@@ -24,6 +24,9 @@ CAMERA_SLOTS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 """The three image inputs of pi05_base, in the order in which the model reads them."""
 
 
+MAX_SIDE = 16384
+"""Of a camera image, in pixels."""
+
 TRANSFORM_DIMS = {"aloha": (14, 14), "droid": (8, 8), "libero": (8, 7)}
 """Dimensions of state and action that a robot transform is for."""
 
@@ -40,6 +43,8 @@ class Camera:
     aliases: other names that checkpoints have for this image.
     required: the node does not act without a fresh frame of it. A camera that is not required is masked out while
         it is absent.
+    height, width: of its images in pixels, as its driver is set. The node warms up for these; images of another size
+        are read as well, and the first of them wait for it.
     """
 
     name: str
@@ -48,6 +53,8 @@ class Camera:
     transport: Literal["raw", "compressed"] = "raw"
     required: bool = True
     aliases: tuple[str, ...] = ()
+    height: int = 480
+    width: int = 640
 
 
 @dataclass(frozen=True)
@@ -295,6 +302,9 @@ def _validate(profile: RobotProfile, path: Path) -> None:
             camera.slot is None or camera.slot in CAMERA_SLOTS,
             f"cameras[{index}].slot: expected one of {', '.join(CAMERA_SLOTS)} or null, got {camera.slot!r}.",
         )
+        for name in ("height", "width"):
+            side = getattr(camera, name)
+            require(0 < side <= MAX_SIDE, f"cameras[{index}].{name}: expected 1 to {MAX_SIDE} pixels, got {side}.")
     for index, arm in enumerate(profile.arms):
         require(len(arm.joints) > 0, f"arms[{index}].joints: at least one is needed.")
         if arm.gripper is not None:

@@ -44,9 +44,7 @@ def openpi(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, **options: Any) -> Policy:
-    return Policy.from_checkpoint(
-        folder, **{"device": "cpu", "precision": "float32", "compile_mode": "plain", **options}
-    )
+    return Policy.from_checkpoint(folder, **{"device": "cpu", "precision": "float32", **options})
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +261,7 @@ def test_a_program_may_end_without_closing(lerobot: Path, ending: str) -> None:
 import gc, sys
 import numpy as np
 from pi05_ros import Observation, Policy
-policy = Policy.from_checkpoint({str(lerobot)!r}, "cpu", "float32", compile_mode="plain")
+policy = Policy.from_checkpoint({str(lerobot)!r}, "cpu", "float32")
 image = np.zeros((8, 8, 3), np.uint8)
 future = policy.submit(Observation({{"cam_high": image}}, np.zeros(14), "x"), num_steps=100)
 {ending}
@@ -545,12 +543,14 @@ def test_base_checkpoint_by_slots(lerobot: Path, tmp_path: Path) -> None:
         ({"max_batch": 0}, Pi05Error, "max_batch: expected an integer of 1 or more, got 0"),
         ({"prefix_cache": -1}, Pi05Error, "prefix_cache: expected an integer of 0 or more, got -1"),
         ({"prefix_cache": None}, Pi05Error, "prefix_cache: expected an integer of 0 or more, got None"),
-        ({"batch_delay_ms": "x"}, Pi05Error, "batch_delay: expected seconds, 0 or more, got 'x'"),
+        ({"max_batch": True}, Pi05Error, "max_batch: expected an integer of 1 or more, got True"),
+        ({"batch_delay_ms": "x"}, Pi05Error, "batch_delay_ms: expected milliseconds, 0 or more, got 'x'"),
+        ({"batch_delay_ms": float("nan")}, Pi05Error, "batch_delay_ms: expected milliseconds, 0 or more, got nan"),
         ({"delta_actions": "false"}, Pi05Error, "delta_actions: expected one of None, True, False, got 'false'"),
         ({"norm_stats": "x.json", "normalization": "none"}, Pi05Error, "norm_stats: is of no use beside"),
         ({"device": "cuda:99"}, Pi05Error, "device: 'cuda:99' was asked for; this machine has"),
         ({"device": "tpu"}, Pi05Error, "device: expected auto, cuda"),
-        ({"precision": "int4"}, Pi05Error, "precision: expected one of float32, openpi, bfloat16, got 'int4'"),
+        ({"precision": "int4"}, Pi05Error, "precision: expected one of float32, openpi, bfloat16, fp8, got 'int4'"),
         ({"compile_mode": "fast"}, Pi05Error, "compile_mode: expected one of"),
         ({"time_grid": "euler"}, Pi05Error, "time_grid: expected one of"),
         ({"resize": "nearest"}, Pi05Error, "resize: expected one of"),
@@ -597,3 +597,4 @@ def test_metadata_is_json_and_true(policy: Policy) -> None:
     assert metadata["output"]["action_dim"] == 14
     assert metadata["robot"]["joint_names"][6] == "left_gripper"
     assert metadata["normalization"]["mode"] == {"state": "QUANTILES", "action": "QUANTILES"}
+    assert metadata["runtime"]["device"] == "cpu"

@@ -59,6 +59,8 @@ def edited(tmp_path: Path, change: Any) -> Path:
         (lambda d: d.update(cameras={}), "cameras: expected a list"),
         (lambda d: d.update(cameras=[]), "cameras: at least one is needed"),
         (lambda d: d["cameras"][0].update(slot="base"), r"cameras\[0\]\.slot: expected one of base_0_rgb"),
+        (lambda d: d["cameras"][1].update(height=0), r"cameras\[1\]\.height: expected 1 to 16384 pixels, got 0"),
+        (lambda d: d["cameras"][1].update(width="640"), r"cameras\[1\]\.width: expected a int, got '640'"),
         (lambda d: d["cameras"][1].update(name="cam_high"), "cameras: name cam_high is used twice"),
         (lambda d: d["cameras"][1].update(slot="base_0_rgb"), "cameras: slot base_0_rgb is used twice"),
         (lambda d: d["arms"][1].update(name="left"), "arms: dimension left_elbow, .* is used twice"),
