@@ -35,7 +35,7 @@ PARAMETERS = {
     "robot": "robot profile: a name in config/robots or the path of a YAML file",
     "prompt": "the instruction; ~/prompt replaces it",
     "device": "auto, cuda, cuda:<index> or cpu",
-    "precision": "openpi, float32 or bfloat16",
+    "precision": "openpi, float32, bfloat16 or fp8",
 }
 ARGUMENTS = {
     **{name: ("", f"{description}; empty: as in the YAML files") for name, description in PARAMETERS.items()},
@@ -48,7 +48,7 @@ ARGUMENTS = {
 
 
 CHOICES = {
-    "precision": ["", "openpi", "float32", "bfloat16"],
+    "precision": ["", "openpi", "float32", "bfloat16", "fp8"],
     "use_sim_time": ["", "true", "false", "True", "False"],
     "autostart": ["true", "false", "True", "False"],
     "log_level": ["debug", "info", "warn", "error", "fatal"],

@@ -21,7 +21,7 @@ POLICY_ARGUMENTS = {
     "checkpoint": (None, "folder or .safetensors file of the checkpoint (make_checkpoint writes one to try)"),
     "prompt": ("Transfer cube", "what the robot is told to do; the default is what gym-aloha's data sets say"),
     "device": ("", "auto, cpu, cuda or cuda:N"),
-    "precision": ("", "openpi, float32 or bfloat16"),
+    "precision": ("", "openpi, float32, bfloat16 or fp8"),
     "params_file": ("", "YAML file with parameters of the policy node"),
     "autostart": ("true", "configure and activate the policy node at once"),
     "log_level": ("info", "of both nodes: debug, info, warn, error"),

@@ -24,12 +24,13 @@ CLOSE_TIMEOUT = 3.0
 
 
 class Deployment:
-    """Loads the checkpoint, subscribes, and from ``start`` to ``stop`` infers and commands on threads of its own.
+    """Loads the checkpoint, warms up and subscribes; from ``start`` to ``stop`` it infers and commands on own threads.
 
     settings: as the node's parameters were when it was configured.
     prompt: the first instruction, "" for none yet.
     on_chunk: called on the inference thread with every chunk. on_tick: on the control thread, after every tick.
-    interrupted: asked while the checkpoint loads; True gives the load up.
+    on_stage: called here with what begins, once the checkpoint is loaded.
+    interrupted: asked while the checkpoint loads and the policy warms up; True gives it up.
 
     Raises Pi05Error: checkpoint, profile or command output cannot be used; nothing is left behind then.
     """
@@ -41,6 +42,7 @@ class Deployment:
         prompt: str,
         on_chunk: Callable[[LoopChunk], None],
         on_tick: Callable[[], None],
+        on_stage: Callable[[str], None],
         interrupted: Callable[[], bool],
     ) -> None:
         if not settings.checkpoint:
@@ -60,10 +62,11 @@ class Deployment:
                 settings.precision,
                 self.profile,
                 **settings.policy_options,
-                progress=_load_progress(node, interrupted),
+                progress=_progress(node, interrupted, "Loading", "tensors"),
             )
             undo.callback(self.policy.close, timeout=CLOSE_TIMEOUT)
             self.assembler = _make_assembler(node, self.profile, self.policy)
+            self._warm_up(on_stage, _progress(node, interrupted, "Warming up", "prompt lengths"))
             self.loop = PolicyLoop(
                 self.policy, self.profile, self.assembler, self._now_ns, on_chunk, settings.loop, prompt
             )
@@ -140,6 +143,17 @@ class Deployment:
     def _now_ns(self) -> int:
         return int(self._node.get_clock().now().nanoseconds)
 
+    def _warm_up(self, on_stage: Callable[[str], None], progress: Callable[[int, int], None]) -> None:
+        """The robot's own requests, before it moves. No chunk comes of it, and it counts in no latency."""
+        if not self.policy.compiles:  # and an inference at full size may take half a minute
+            self._node.get_logger().info("No warm-up: on a CPU nothing is compiled.")
+            return
+        shapes = {camera.name: (camera.height, camera.width) for camera in self.assembler.cameras}
+        sizes = ", ".join(f"{name} {width} x {height}" for name, (height, width) in shapes.items())
+        on_stage(f"Warming up for {sizes} ...")
+        seconds = self.policy.warm_up(shapes, num_steps=self.settings.loop.num_steps, progress=progress)
+        self._node.get_logger().info(f"Warmed up in {seconds:.1f} s.")
+
     def _make_output(self, undo: ExitStack) -> RobotOutput | None:
         if not self.settings.commands:
             return None
@@ -161,16 +175,16 @@ def _make_assembler(node: Node, profile: RobotProfile, policy: Policy) -> Observ
     return assembler
 
 
-def _load_progress(node: Node, interrupted: Callable[[], bool]) -> Callable[[int, int], None]:
-    """Logs how far loading is, every few seconds, and gives up when the process is to end."""
+def _progress(node: Node, interrupted: Callable[[], bool], activity: str, units: str) -> Callable[[int, int], None]:
+    """Logs how far it is, every few seconds, and gives up when the process is to end."""
     told = time.monotonic()
 
     def progress(done: int, total: int) -> None:
         nonlocal told
         if interrupted():
-            raise Pi05Error("Loading was interrupted.")
+            raise Pi05Error(f"{activity} was interrupted.")
         if time.monotonic() - told > 2.0:
             told = time.monotonic()
-            node.get_logger().info(f"Loading: {done} of {total} tensors.")
+            node.get_logger().info(f"{activity}: {done} of {total} {units}.")
 
     return progress

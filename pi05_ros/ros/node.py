@@ -1,9 +1,9 @@
 """``policy_node``: the policy as a lifecycle node.
 
-configure loads the checkpoint and creates the interfaces, activate begins to infer and to command, deactivate stops,
-joins and holds, cleanup frees the policy. A configure that fails says why in the log and in ~/status, and leaves the
-node unconfigured, so that the parameter can be set right and configure called again: a robot's other nodes are not to
-die of a wrong path.
+configure loads the checkpoint, warms up and creates the interfaces, activate begins to infer and to command,
+deactivate stops, joins and holds, cleanup frees the policy. A configure that fails says why in the log and in ~/status,
+and leaves the node unconfigured, so that the parameter can be set right and configure called again: a robot's other
+nodes are not to die of a wrong path.
 
 Callbacks only store. Inference and control have threads of their own, so neither waits for the other or for a message.
 """
@@ -39,7 +39,7 @@ class PolicyNode(LifecycleNode):
     """See the module. Raises Pi05Error: a parameter is wrong."""
 
     def __init__(self, interrupted: Callable[[], bool] = lambda: False, **options: Any) -> None:
-        """interrupted: asked while a checkpoint loads; True gives the load up."""
+        """interrupted: asked while a checkpoint loads and is warmed up; True gives it up."""
         super().__init__("policy_node", **options)
         declare_parameters(self)
         self._interrupted = interrupted
@@ -107,12 +107,16 @@ class PolicyNode(LifecycleNode):
 
     def _deploy(self) -> Deployment:
         settings = PolicyParameters(self)
-        self._reason = f"Loading {settings.checkpoint} for {settings.robot} ..."
-        self.get_logger().info(self._reason)
-        self.publish_status()
+        self._tell_stage(f"Loading {settings.checkpoint} for {settings.robot} ...")
         prompt = self._given_prompt or settings.prompt
         deployment = Deployment(
-            self, settings, prompt, self._publish_chunk, self._publish_status_on_change, self._interrupted
+            self,
+            settings,
+            prompt,
+            self._publish_chunk,
+            self._publish_status_on_change,
+            self._tell_stage,
+            self._interrupted,
         )
         cameras = ", ".join(camera.name for camera in deployment.assembler.cameras)
         profile = deployment.profile
@@ -122,6 +126,12 @@ class PolicyNode(LifecycleNode):
             + ("." if settings.commands else "; command_output is none: the robot is not commanded.")
         )
         return deployment
+
+    def _tell_stage(self, stage: str) -> None:
+        """What configure is at, in the log and in ~/status."""
+        self._reason = stage
+        self.get_logger().info(stage)
+        self.publish_status()
 
     def _LifecycleNodeMixin__on_change_state(self, request: Any, response: Any) -> Any:
         """rclpy's own answer to ~/change_state, but a transition that is not possible is refused.

@@ -35,8 +35,19 @@ PARAMETERS = (
     Spec("robot", "aloha_ros2", "Robot profile: a name in config/robots or the path of a YAML file."),
     Spec("prompt", "", "The instruction. ~/prompt replaces it; while there is none, the node waits.", running=True),
     Spec("device", "auto", "auto (CUDA if there is a GPU), cuda, cuda:<index> or cpu."),
-    Spec("precision", "openpi", "Of weights and activations.", choices=("openpi", "float32", "bfloat16")),
-    Spec("compile_mode", "plain", "How the network is run.", choices=("plain", "eager", "graphs")),
+    Spec(
+        "precision",
+        "openpi",
+        "Of weights and activations. fp8: as openpi, with vision and prefix in float8 (GPUs from 8.9).",
+        choices=("openpi", "float32", "bfloat16", "fp8"),
+    ),
+    Spec(
+        "compile_mode",
+        "graphs",
+        "How the network is run. graphs: kernels in captured CUDA graphs (on a CPU: as eager); eager: the same, not "
+        "captured; plain: the readable reference.",
+        choices=("graphs", "eager", "plain"),
+    ),
     Spec("num_steps", 0, "Denoise steps of a chunk; 0: as the checkpoint says (10).", low=0, high=1000),
     Spec("seed", -1, "Seed of every chunk's noise, to repeat a run; -1: fresh noise each time.", low=-1, high=2**62),
     Spec("prefix_cache", 8, "Prefixes that are kept; 0: none.", low=0, high=1024),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rclpy.parameter import Parameter
 
 from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.msg import PolicyStatus
+from pi05_ros.policy import Policy
 from pi05_ros.ros.deployment import Deployment
 from pi05_ros.ros.node import PolicyNode
 from ros.robot_stand_in import POSE, Robot
@@ -31,13 +32,13 @@ DOMAINS = itertools.count(int(os.environ["ROS_DOMAIN_ID"]))
 class Station:
     """The node, spun on a thread, and the robot beside it."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, interrupted: Callable[[], bool] = lambda: False) -> None:
         domain = 1 + next(DOMAINS) % 101
         self.context = Context()
         rclpy.init(context=self.context, domain_id=domain)
         values = {"checkpoint": str(checkpoint), "robot": "aloha_sim", "prompt": "x", "device": "cpu"}
         overrides = [Parameter(name, value=value) for name, value in values.items()]
-        self.node = PolicyNode(context=self.context, parameter_overrides=overrides)
+        self.node = PolicyNode(interrupted, context=self.context, parameter_overrides=overrides)
         self.executor = SingleThreadedExecutor(context=self.context)
         self.executor.add_node(self.node)
         self.thread = threading.Thread(target=self.executor.spin, daemon=True)
@@ -133,6 +134,63 @@ def test_what_nobody_foresaw_in_configure_is_in_the_log_and_the_status(
         assert not list(station.node.get_publishers_info_by_topic("/aloha_sim/left/joint_trajectory"))
         monkeypatch.undo()
         assert station.node.trigger_configure() == TransitionCallbackReturn.SUCCESS
+    finally:
+        station.thread.start()
+        station.close()
+
+
+def test_configure_warms_up_what_the_robot_will_ask_for(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    station = Station(checkpoint)
+    station.node.set_parameters([Parameter("num_steps", value=3)])
+    asked: list[dict[str, Any]] = []
+    warm_up = Policy.warm_up
+
+    def spy(policy: Policy, image_shapes: Any, **options: Any) -> float:
+        station.robot.wait_for_status(PolicyStatus.UNCONFIGURED, "Warming up for cam_high 320 x 240, cam_left_wrist")
+        asked.append({"image_shapes": image_shapes, "num_steps": options["num_steps"]})
+        return warm_up(policy, image_shapes, **options)
+
+    monkeypatch.setattr(Policy, "warm_up", spy)
+    monkeypatch.setattr(Policy, "compiles", True)  # as on a GPU
+    try:
+        assert station.node.trigger_configure() == TransitionCallbackReturn.SUCCESS
+        cameras = ("cam_high", "cam_left_wrist", "cam_right_wrist")
+        assert asked == [{"image_shapes": dict.fromkeys(cameras, (240, 320)), "num_steps": 3}]
+        assert station.deployment.policy.engine.stats()["answered"] == 7, "one for each bucket of prompt lengths"
+        station.thread.start()
+        status = station.robot.wait_for_status(PolicyStatus.INACTIVE)
+        assert (status.chunks, status.latency_p50_ms) == (0, 0.0), "no chunk came of it, and no latency"
+    finally:
+        station.close()
+
+
+def test_a_warm_up_is_given_up_when_the_process_is_to_end(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warming = threading.Event()
+
+    def endless(policy: Policy, *_: Any, progress: Callable[[int, int], None], **__: Any) -> float:
+        warming.set()
+        while True:
+            progress(0, 7)
+
+    monkeypatch.setattr(Policy, "warm_up", endless)
+    monkeypatch.setattr(Policy, "compiles", True)
+    station = Station(checkpoint, interrupted=warming.is_set)
+    try:
+        assert station.node.trigger_configure() == TransitionCallbackReturn.FAILURE
+        station.robot.wait_for_status(PolicyStatus.UNCONFIGURED, "Not configured: Warming up was interrupted.")
+        assert not any(thread.name == "pi05-engine" for thread in threading.enumerate())
+    finally:
+        station.thread.start()
+        station.close()
+
+
+def test_a_cpu_is_not_warmed_up(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled there, and at full size every inference takes many seconds."""
+    monkeypatch.setattr(Policy, "warm_up", None)
+    station = Station(checkpoint)
+    try:
+        assert station.node.trigger_configure() == TransitionCallbackReturn.SUCCESS
+        assert station.deployment.policy.engine.stats()["requests"] == 0
     finally:
         station.thread.start()
         station.close()

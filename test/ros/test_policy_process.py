@@ -143,7 +143,7 @@ def test_parameters_are_refused_with_a_reason(start: Any, robot: Robot, checkpoi
     result = set_parameter(robot, "precision", "float31")
     assert (result.successful, result.reason) == (
         False,
-        "precision: expected one of openpi, float32, bfloat16, got 'float31'.",
+        "precision: expected one of openpi, float32, bfloat16, fp8, got 'float31'.",
     )
     assert not set_parameter(robot, "replan_steps", 0).successful
     assert not set_parameter(robot, "max_ahead", -1.0).successful
