@@ -1,0 +1,133 @@
+"""Matrix products and what prepares their operands, unquantised and in float8."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pi05_ros.engine.kernels.quantize import FLOAT8
+from pi05_ros.engine.products import (
+    Matrix,
+    Operand,
+    gated,
+    gelu_product,
+    layer_normed,
+    operand,
+    product,
+    rms_normed,
+)
+
+ROWS, WIDTH, OUT = 5, 64, 48
+FLOAT8_ERROR = 0.05
+"""Relative, of an operand or a product in float8: a number has four bits, so it is off by 1/16 at most."""
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(ROWS, WIDTH) * torch.logspace(-3, 3, ROWS)[:, None]  # each row has its own scale
+
+
+@pytest.fixture
+def matrix() -> Matrix:
+    return Matrix(torch.randn(OUT, WIDTH) * torch.logspace(-2, 2, OUT)[:, None], torch.randn(OUT))
+
+
+def values(x: Operand) -> Tensor:
+    """An operand as numbers."""
+    return x.values.float() if x.scale is None else x.values.float() * x.scale
+
+
+def assert_operand(x: Operand, expected: Tensor, float8: bool) -> None:
+    if not float8:
+        assert x.scale is None
+        torch.testing.assert_close(x.values, expected, rtol=1e-6, atol=1e-6)
+        return
+    assert (x.values.dtype, x.scale.shape) == (FLOAT8, (len(expected), 1))
+    assert_near(values(x), expected)
+
+
+def assert_near(actual: Tensor, expected: Tensor) -> None:
+    """Row by row."""
+    assert ((actual - expected).norm(dim=1) <= FLOAT8_ERROR * expected.norm(dim=1)).all()
+
+
+def test_a_product(x: Tensor, matrix: Matrix) -> None:
+    expected = F.linear(x, matrix.weight, matrix.bias)
+    assert torch.equal(product(operand(x, matrix), matrix, torch.float32), expected)
+    unbiased = Matrix(matrix.weight)
+    assert torch.equal(product(operand(x, unbiased), unbiased, torch.float32), x @ matrix.weight.T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_product_in_float8(x: Tensor, matrix: Matrix, biased: bool, dtype: torch.dtype) -> None:
+    matrix = Matrix(matrix.weight, matrix.bias if biased else None)
+    quantized = matrix.quantized()
+    assert (quantized.weight.dtype, quantized.scale.shape) == (FLOAT8, (1, OUT))
+    assert_near(quantized.weight.float() * quantized.scale.T, matrix.weight)
+    y = product(operand(x, quantized), quantized, dtype)
+    assert y.dtype == dtype
+    scale = matrix.weight.norm(dim=1)  # outputs are of as many sizes as rows of the weight
+    expected = F.linear(x, matrix.weight, matrix.bias)
+    assert_near(y.float() / scale, expected / scale)
+
+
+@pytest.mark.parametrize("float8", [False, True])
+def test_the_last_rows_of_a_matrix(x: Tensor, matrix: Matrix, float8: bool) -> None:
+    matrix = matrix.quantized() if float8 else matrix
+    last = matrix.last_rows(16)
+    y, whole = (product(operand(x, one), one, torch.float32) for one in (last, matrix))
+    torch.testing.assert_close(y, whole[:, -16:])
+    assert Matrix(matrix.weight, None, matrix.scale).last_rows(16).bias is None
+
+
+@pytest.mark.parametrize("float8", [False, True])
+def test_an_operand(x: Tensor, matrix: Matrix, float8: bool) -> None:
+    matrix = matrix.quantized() if float8 else matrix
+    assert_operand(operand(x, matrix), x, float8)
+
+
+@pytest.mark.parametrize("float8", [False, True])
+@pytest.mark.parametrize("added", [True, False])
+def test_norms_add_first(x: Tensor, matrix: Matrix, added: bool, float8: bool) -> None:
+    matrix = matrix.quantized() if float8 else matrix
+    delta, weight, bias = torch.randn_like(x) if added else None, 1 + 0.1 * torch.randn(WIDTH), torch.randn(WIDTH)
+    total = x + delta if added else x.clone()
+    for normed, expected in (
+        (lambda x: rms_normed(x, delta, weight, matrix), F.rms_norm(total, (WIDTH,), weight, 1e-6)),
+        (lambda x: layer_normed(x, delta, weight, bias, matrix), F.layer_norm(total, (WIDTH,), weight, bias, 1e-6)),
+    ):
+        summed = x.clone()
+        assert_operand(normed(summed), expected, float8)
+        torch.testing.assert_close(summed, total)
+
+
+@pytest.mark.parametrize("float8", [False, True])
+def test_gated(matrix: Matrix, float8: bool) -> None:
+    matrix = matrix.quantized() if float8 else matrix
+    gate_up = torch.randn(ROWS, 2 * WIDTH)
+    gate, up = gate_up.chunk(2, dim=1)
+    assert_operand(gated(gate_up, matrix), F.gelu(gate, approximate="tanh") * up, float8)
+
+
+@pytest.mark.parametrize("second_float8", [False, True])
+@pytest.mark.parametrize("first_float8", [False, True])
+def test_gelu_product(x: Tensor, matrix: Matrix, first_float8: bool, second_float8: bool) -> None:
+    x, second = F.normalize(x) * 3, Matrix(torch.randn(WIDTH, OUT))
+    matrix = Matrix(F.normalize(matrix.weight), matrix.bias)
+    expected = F.gelu(F.linear(x, matrix.weight, matrix.bias), approximate="tanh")
+    matrix = matrix.quantized() if first_float8 else matrix
+    second = second.quantized() if second_float8 else second
+    hidden = gelu_product(operand(x, matrix), matrix, second, torch.float32)
+    assert (hidden.scale is not None) is second_float8
+    if first_float8 or second_float8:
+        assert_near(values(hidden), expected)
+    else:
+        torch.testing.assert_close(values(hidden), expected)
