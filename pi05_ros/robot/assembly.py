@@ -82,6 +82,7 @@ class ObservationAssembler:
         self._notice = on_notice
         self._lock = threading.Lock()
         self._newest_now_ns: int | None = None
+        self._set_ns = 0  # of the newest frame in the last set that was complete
         self._frames = {camera.name: _Frames(camera) for camera in read if camera.topic}
         self._joints: dict[str, JointHistory] = {}
         window_ns = self._stale_ns + 2 * self._skew_ns  # whatever a usable frame may want to be matched with
@@ -113,6 +114,8 @@ class ObservationAssembler:
             if went_back <= 0 or restarted:
                 frames.newest_ns, frames.message = stamp_ns, image
             frames.count += 1
+            if restarted:
+                self._set_ns = 0
         if restarted:
             self._notice_restart(f"camera {camera}: its stamps", went_back)
 
@@ -137,6 +140,19 @@ class ObservationAssembler:
         """By camera name and joint state topic, in profile order: samples that came so far, stamp of the newest."""
         with self._lock:
             return {name: (stream.count, stream.newest_ns) for name, stream in self._streams()}
+
+    def completes_set(self) -> bool:
+        """True once, when every required camera has brought a frame since this was last true, going by stamps.
+
+        Frames of one moment arrive one after the other, and an observation that is made in between shows two moments
+        (or is refused for that). Where no camera is required there is nothing to wait for: always true.
+        """
+        with self._lock:
+            stamps = [frames.newest_ns or 0 for frames in self._frames.values() if frames.camera.required]
+            if stamps and min(stamps) <= self._set_ns:
+                return False
+            self._set_ns = max(stamps, default=0)
+            return True
 
     def check(self, now_ns: int) -> Refusal | None:
         """What stands against an observation at this time, going by stamps alone; None: nothing. Decodes nothing."""
@@ -246,6 +262,7 @@ class ObservationAssembler:
         return moment, names
 
     def _forget(self) -> None:
+        self._set_ns = 0
         for _, stream in self._streams():
             stream.clear()
 

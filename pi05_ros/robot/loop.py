@@ -132,8 +132,9 @@ class PolicyLoop:
             self._thread = None
 
     def notify(self) -> None:
-        """New data has come. Cheap; for callbacks."""
-        self._wake.set()
+        """New data has come. Cheap; for callbacks. An inference that is due begins once a set of frames is complete."""
+        if self._assembler.completes_set():
+            self._wake.set()
 
     @property
     def prompt(self) -> str:

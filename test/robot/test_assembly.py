@@ -204,6 +204,62 @@ def test_with_no_camera_at_all_there_is_no_observation() -> None:
     assert observation(assembler).stamp_ns == NOW - 20 * MS
 
 
+# --- sets of frames ---
+
+
+def test_a_set_is_complete_once_every_required_camera_has_brought_a_frame() -> None:
+    assembler = ObservationAssembler(PROFILE)
+    for moment in (NOW, NOW + 33 * MS):
+        for camera in CAMERAS:
+            assert not assembler.completes_set()
+            assembler.add_image(camera, moment, frame())
+        assert assembler.completes_set()
+        assembler.add_joint_state(LEFT, moment + 10 * MS, NAMES, POSITIONS)
+        assert not assembler.completes_set()
+
+
+def test_after_a_lost_frame_the_next_sets_are_whole_again() -> None:
+    assembler = filled()
+    assert assembler.completes_set()
+    whole = []
+    for step in range(1, 5):
+        moment = NOW + step * 33 * MS
+        for topic in (LEFT, RIGHT):
+            assembler.add_joint_state(topic, moment, NAMES, POSITIONS)
+        for camera in CAMERAS:
+            if (step, camera) != (1, "cam_high"):
+                assembler.add_image(camera, moment, frame())
+            if assembler.completes_set():
+                whole.append(observation(assembler, moment).stamp_ns == moment)
+    assert whole == [False, True, True]
+
+
+def test_an_optional_camera_is_not_waited_for() -> None:
+    assembler = ObservationAssembler(optional_wrist())
+    for camera in CAMERAS[:2]:
+        assembler.add_image(camera, NOW, frame())
+    assert assembler.completes_set()
+    cameras = tuple(dataclasses.replace(camera, required=False) for camera in PROFILE.cameras)
+    assembler = ObservationAssembler(dataclasses.replace(PROFILE, cameras=cameras))
+    assert assembler.completes_set()
+    assert assembler.completes_set()
+
+
+@pytest.mark.parametrize("how", ["stream", "clock", "reset"])
+def test_a_new_beginning_begins_a_new_set(how: str) -> None:
+    assembler = filled()
+    assert assembler.completes_set()
+    early = NOW - 10_000 * MS
+    if how == "clock":
+        assembler.assemble(NOW)
+        assembler.assemble(early)
+    elif how == "reset":
+        assembler.reset()
+    for camera in CAMERAS:
+        assembler.add_image(camera, early, frame())
+    assert assembler.completes_set()
+
+
 # --- refusals ---
 
 

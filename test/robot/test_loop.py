@@ -99,6 +99,23 @@ def test_a_chunk_is_what_the_policy_says_and_is_played_from_its_stamp(policy: Po
     assert robot.loop.state().state == "running"
 
 
+def test_inference_waits_for_the_whole_set_of_frames(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pi05_ros.robot.loop.IDLE_WAIT", 60.0)  # no looks at the inputs in between
+    robot.sense()
+    robot.loop.start()
+    robot.wait_for_chunks(1)
+    for count in (2, 3):  # a chunk for each set that comes when one is due
+        robot.now_ns += 10 * PERIOD
+        for camera in CAMERAS:
+            robot.assembler.add_image(camera, robot.now_ns, robot.image)
+            for arm in robot.profile.arms:
+                robot.assembler.add_joint_state(arm.state_topic or "", robot.now_ns, NAMES, POSE)
+            robot.loop.notify()
+            threading.Event().wait(0.05)  # the inference thread has had its chance
+        robot.wait_for_chunks(count)
+        assert robot.chunks[-1].stamp_ns == robot.now_ns
+
+
 def test_the_next_chunk_is_asked_for_in_time(robot: Robot) -> None:
     robot.sense()
     robot.loop.start()
