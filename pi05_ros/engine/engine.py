@@ -1,8 +1,8 @@
 """The engine: one thread that owns a path and its device, and runs what others submit.
 
-Requests wait in a queue ordered by priority, then by arrival. The thread takes the first one and with it whatever else
-waits and may run in the same batch (``Path.fits``), up to ``max_batch``, runs them, and answers each through its
-future.
+Requests wait in a queue ordered by priority, then by arrival. The thread takes the first one and with it what else of
+its priority waits and may run in the same batch (``Path.fits``), up to ``max_batch``, runs them, and answers each
+through its future.
 
 A future is settled on this thread only, and never under the engine's lock: its callbacks are other people's code, which
 may submit again, close the engine, wait for locks of its own, or fail.
@@ -184,20 +184,22 @@ class Engine:
         return starts
 
     def _together(self) -> list[_Job]:
-        """The first job by rank and those that may run with it, by rank."""
+        """The first job by rank and those that may run with it, by rank.
+
+        Company has its priority: a batch takes longer than a request alone, and a robot is not to pay for clients.
+        """
         if not self._queue:
             return []
         first, *others = self._queue
-        fitting = (job for job in others if self.path.fits(first.request, job.request))
+        equal = itertools.takewhile(lambda job: job.request.priority == first.request.priority, others)
+        fitting = (job for job in equal if self.path.fits(first.request, job.request))
         return [first, *itertools.islice(fitting, self.max_batch - 1)]
 
     def _is_worth_waiting(self, until: float) -> bool:
-        """More company may come for those that wait together, and none of them would pay for it with its priority or
-        its deadline."""
+        """More company may come for those that wait together, and none of them would pay for it with its deadline."""
         batch = self._together()
         return (
             1 < len(batch) < self.max_batch
-            and batch[0].request.priority == batch[-1].request.priority
             and all(job.late(until) < 0 for job in batch)
             and not self._closing
         )

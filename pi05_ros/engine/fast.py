@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pi05_ros.engine.buckets import Bucket
 from pi05_ros.engine.images import DIALECTS
-from pi05_ros.engine.packed import pack, quantize
+from pi05_ros.engine.packed import pack
 from pi05_ros.engine.prefix_cache import PrefixCache, PrefixKey
 from pi05_ros.engine.program import MAX_SCHEDULES, Program, Setting
 from pi05_ros.engine.requests import EngineRequest, Outcome
@@ -44,8 +44,8 @@ class FastPath:
 
         resize: dialect of ``images.py``; time_grid: of ``model/pi05.py``; prefix_cache: entries kept, 0 for none.
         graphs: capture each bucket's stages; False, or a CPU: run the same kernels (or their twins) one by one.
-        fp8: vision and prefix matrices in float8; the model's own are given up. max_programs, max_program_bytes: what
-        buckets may take before the least recently used goes.
+        fp8: the MLPs of vision and prefix in float8; the model's own are given up. max_programs, max_program_bytes:
+        what buckets may take before the least recently used goes.
         Raises ValueError that names the field, or the size of the model that this path cannot run.
         """
         for field, value, known in (("resize", resize, DIALECTS), ("time_grid", time_grid, TIME_GRIDS)):
@@ -58,9 +58,7 @@ class FastPath:
         self.name = "graphs" if graphs and on_gpu else "eager"
         self.time_grid, self.max_programs, self.max_program_bytes = time_grid, max_programs, max_program_bytes
         self.cache: PrefixCache[Tensor] = PrefixCache(prefix_cache, size=lambda kv: kv.nbytes)
-        weights = pack(model)
-        if fp8:
-            weights = quantize(weights, model)
+        weights = pack(model, fp8)
         table = rotary(
             torch.arange(MAX_POSITIONS, device=self.device)[None],
             model.config.prefix.head_dim,
@@ -70,6 +68,10 @@ class FastPath:
         rope = table.cos[0, 0].contiguous(), table.sin[0, 0].contiguous()
         pool = torch.cuda.graph_pool_handle() if self.name == "graphs" else None
         self._setting = Setting(model.config, weights, rope, resize, self.device, pool)
+        # A stream of its own: what else the process does on this device neither waits for the engine nor holds it up.
+        self._stream = torch.cuda.Stream(self.device) if on_gpu else None
+        if on_gpu:
+            torch.cuda.synchronize(self.device)
         self._programs: OrderedDict[Bucket, Program] = OrderedDict()
         self._schedules: OrderedDict[int, Schedule] = OrderedDict()
 
@@ -85,10 +87,15 @@ class FastPath:
     @torch.no_grad()
     def run(self, requests: Sequence[EngineRequest]) -> Outcome:
         """One batch. Raises ValueError for guidance that does not fit the noise, and whatever the device raises."""
+        if self._stream is None:
+            return self._run(requests)
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            return self._run(requests)
+
+    def _run(self, requests: Sequence[EngineRequest]) -> Outcome:
         clock = _Clock(self.device)
         captured = self.name == "graphs" and requests[0].graphs is not False
         program = self._program(Bucket.of(requests[0], len(requests)))
-        program.put_noise(requests)
         keys = [self._key(request) for request in requests]
         found = [None if key is None else self.cache.get(key) for key in keys]
         clock.mark("cache_lookup_ms")
@@ -96,6 +103,8 @@ class FastPath:
         if missing:
             self._encode(program, requests, missing, captured, clock)
             self._remember(program, keys, missing)
+        else:
+            program.put_noise(requests)
         for index, kv in enumerate(found):
             if kv is not None:
                 program.kv[:, :, index, : program.positions] = kv
@@ -126,15 +135,19 @@ class FastPath:
     def _encode(
         self, program: Program, requests: Sequence[EngineRequest], missing: list[int], captured: bool, clock: _Clock
     ) -> None:
-        """Keys and values of the missing prefixes, into their places in the program's kv."""
+        """Keys and values of the missing prefixes, into their places in the program's kv, and the noise of all.
+
+        The host prepares the noise and the guidance while the device looks at the images.
+        """
         some = [requests[index] for index in missing]
         encoder = program if len(some) == len(requests) else self._program(Bucket.of(some[0], len(some)))
-        if encoder is not program:
-            encoder.put_noise(some)  # for the lengths
         encoder.put_prompts(some)
         clock.mark("preprocess_ms")
         encoder.run_vision(captured)
         clock.mark("vision_ms")
+        program.put_noise(requests)
+        if encoder is not program:
+            encoder.put_noise(some)  # for the lengths
         encoder.run_prefix(captured)
         if encoder is not program:
             for row, index in enumerate(missing):

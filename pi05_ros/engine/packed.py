@@ -7,7 +7,7 @@ the plain path goes on working and device memory holds every weight once.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -94,55 +94,48 @@ class PackedWeights:
     expert: ExpertWeights
 
 
-@torch.no_grad()
-def pack(model: Pi05Model) -> PackedWeights:
-    """Pack a model's weights in place (see the first lines). Packing again is harmless, but moves them again."""
-    return PackedWeights(
-        _pack_vision(model.vision, model.projector), _pack_prefix(model.prefix), _pack_expert(model, model.expert)
-    )
+FLOAT8_PARTS = ("fc1", "fc2", "gate_up", "down")
+"""The matrices that are quantised: the large ones. The others take as long in float8 as in bfloat16 on an H200, and
+the attention's logits are where rounding hurts most."""
 
 
 @torch.no_grad()
-def quantize(weights: PackedWeights, model: Pi05Model) -> PackedWeights:
-    """The matrices of vision and prefix in float8, one at a time. The model gives its own up, and keeps its expert.
+def pack(model: Pi05Model, fp8: bool = False) -> PackedWeights:
+    """Pack a model's weights in place (see the first lines). Packing again is harmless, but moves them again.
 
-    Patch embedding, projector, norms and token embeddings stay as they are.
+    fp8: vision and prefix MLPs in float8, layer by layer; the model's own are empty afterwards.
     """
     return PackedWeights(
-        dataclasses.replace(weights.vision, layers=tuple(_quantized(weights.vision.layers, model.vision.layers))),
-        dataclasses.replace(weights.prefix, layers=tuple(_quantized(weights.prefix.layers, model.prefix.layers))),
-        weights.expert,
+        _pack_vision(model.vision, model.projector, fp8),
+        _pack_prefix(model.prefix, fp8),
+        _pack_expert(model, model.expert),
     )
 
 
-def _quantized(layers: Iterable[Layer], modules: Iterable[nn.Module]) -> Iterator[Layer]:
-    """Layers whose matrices are float8; their modules' own are empty afterwards."""
-    for layer, module in zip(layers, modules, strict=True):
-        for part in module.modules():
-            if isinstance(part, nn.Linear):
-                part.weight.data = part.weight.new_empty(0)
-        parts: dict[str, Any] = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
-        yield type(layer)(
-            **{name: part.quantized() if isinstance(part, Matrix) else part for name, part in parts.items()}
-        )
+def _quantized(layer: Layer, module: VisionLayer | PrefixLayer) -> Layer:
+    for part in module.mlp.children():
+        assert isinstance(part, nn.Linear)
+        part.weight.data = part.weight.new_empty(0)
+    names = [field.name for field in dataclasses.fields(layer) if field.name in FLOAT8_PARTS]
+    matrices: Any = {name: getattr(layer, name).quantized() for name in names}
+    return dataclasses.replace(layer, **matrices)
 
 
-def _pack_vision(vision: SiglipVision, projector: nn.Linear) -> VisionWeights:
+def _pack_vision(vision: SiglipVision, projector: nn.Linear, fp8: bool) -> VisionWeights:
     layers = []
     for layer in vision.layers:
         assert isinstance(layer, VisionLayer)
         attention = layer.self_attn
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        layers.append(
-            VisionLayerWeights(
-                norm1=_norm(layer.layer_norm1),
-                qkv=Matrix(_join([part.weight for part in parts]), _join([part.bias for part in parts])),
-                out=_matrix(attention.out_proj),
-                norm2=_norm(layer.layer_norm2),
-                fc1=_matrix(layer.mlp.fc1),
-                fc2=_matrix(layer.mlp.fc2),
-            )
+        packed = VisionLayerWeights(
+            norm1=_norm(layer.layer_norm1),
+            qkv=Matrix(_join([part.weight for part in parts]), _join([part.bias for part in parts])),
+            out=_matrix(attention.out_proj),
+            norm2=_norm(layer.layer_norm2),
+            fc1=_matrix(layer.mlp.fc1),
+            fc2=_matrix(layer.mlp.fc2),
         )
+        layers.append(_quantized(packed, layer) if fp8 else packed)
     patch = vision.patch_embedding
     assert patch.bias is not None
     return VisionWeights(
@@ -154,21 +147,20 @@ def _pack_vision(vision: SiglipVision, projector: nn.Linear) -> VisionWeights:
     )
 
 
-def _pack_prefix(prefix: PrefixTransformer) -> PrefixWeights:
+def _pack_prefix(prefix: PrefixTransformer, fp8: bool) -> PrefixWeights:
     layers = []
     for layer in prefix.layers:
         assert isinstance(layer, PrefixLayer)
         attention, mlp = layer.self_attn, layer.mlp
-        layers.append(
-            PrefixLayerWeights(
-                input_scale=_scale(layer.input_layernorm),
-                qkv=Matrix(_join([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])),
-                out=Matrix(attention.o_proj.weight.detach()),
-                mlp_scale=_scale(layer.post_attention_layernorm),
-                gate_up=Matrix(_join([mlp.gate_proj.weight, mlp.up_proj.weight])),
-                down=Matrix(mlp.down_proj.weight.detach()),
-            )
+        packed = PrefixLayerWeights(
+            input_scale=_scale(layer.input_layernorm),
+            qkv=Matrix(_join([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])),
+            out=Matrix(attention.o_proj.weight.detach()),
+            mlp_scale=_scale(layer.post_attention_layernorm),
+            gate_up=Matrix(_join([mlp.gate_proj.weight, mlp.up_proj.weight])),
+            down=Matrix(mlp.down_proj.weight.detach()),
         )
+        layers.append(_quantized(packed, layer) if fp8 else packed)
     return PrefixWeights(prefix.embed_tokens.weight.detach(), tuple(layers))
 
 

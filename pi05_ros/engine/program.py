@@ -98,24 +98,25 @@ class Program:
         """Images and tokens, on their way to the device."""
         host = self._prompt.host
         for row, request in enumerate(requests):
-            host["tokens"][row, : len(request.tokens)] = torch.from_numpy(request.tokens)
-            host["tokens"][row, len(request.tokens) :] = 0
+            length = len(request.tokens)
+            host["tokens"][row, :length] = request.tokens
+            host["tokens"][row, length:] = 0
             for camera, image in enumerate(request.images):
-                np.copyto(host[f"image{camera}"][row].numpy(), image)
+                host[f"image{camera}"][row] = image
         self._prompt.upload()
 
     def put_noise(self, requests: Sequence[EngineRequest]) -> None:
         """Noise, guidance and lengths, on their way to the device. Raises ValueError: guidance that does not fit."""
         host = self._flow.host
         for row, request in enumerate(requests):
-            host["noise"][row] = torch.from_numpy(request.noise)
+            host["noise"][row] = request.noise
             host["lengths"][row] = self.image_tokens + len(request.tokens)
             for name in ("previous", "pull", "max_weight"):
                 host[name][row] = 0.0
             if request.rtc is not None:
-                guide = Guide(request.rtc, host["noise"][row : row + 1])
-                host["previous"][row] = guide.previous[0]
-                host["pull"][row] = guide.weights[0, :, 0]
+                guide = Guide(request.rtc, torch.from_numpy(request.noise)[None])
+                host["previous"][row] = guide.previous[0].numpy()
+                host["pull"][row] = guide.weights[0, :, 0].numpy()
                 host["max_weight"][row] = guide.max_weight
         self._flow.upload()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ ALIGNMENT = 256
 
 
 class Staging:
-    """Named tensors that lie in one block of pinned host memory, and in one block of the same layout on the device."""
+    """Named arrays in one block of pinned host memory, and tensors in a block of the same layout on the device."""
 
     def __init__(self, fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device) -> None:
         """fields: shape and dtype by name. On a CPU both sides are the same memory, and nothing is ever copied."""
@@ -24,11 +25,11 @@ class Staging:
         on_gpu = device.type == "cuda"
         self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=on_gpu)
         self._device = torch.zeros(size, dtype=torch.uint8, device=device) if on_gpu else self._host
-        self.host: dict[str, Tensor] = {}
+        self.host: dict[str, np.ndarray] = {}
         self.device: dict[str, Tensor] = {}
         for name, (shape, dtype) in fields.items():
             end = offsets[name] + math.prod(shape) * dtype.itemsize
-            self.host[name] = self._host[offsets[name] : end].view(dtype).view(shape)
+            self.host[name] = self._host[offsets[name] : end].view(dtype).view(shape).numpy()
             self.device[name] = self._device[offsets[name] : end].view(dtype).view(shape)
 
     @property

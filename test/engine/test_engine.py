@@ -107,9 +107,10 @@ def test_one_that_comes_with_higher_priority_ends_the_delay(path: HeldPath) -> N
     futures = [engine.submit(named(name)) for name in (1, 2)]
     path.let_go()
     path.wait_for_delay()
-    urgent = engine.submit(named(3, priority=1))
-    assert answers([urgent, *futures]) == [3, 1, 2]
-    assert path.batches[1:] == [[3, 1, 2]]
+    assert answers([engine.submit(named(3, priority=1))]) == [3]
+    futures += [engine.submit(named(name)) for name in (4, 5)]  # company that fills the batch
+    assert answers(futures) == [1, 2, 4, 5]
+    assert path.batches[1:] == [[3], [1, 2, 4, 5]], "the urgent one does not pay for company"
     engine.close()
 
 
@@ -163,7 +164,7 @@ def test_the_urgent_one_takes_the_place_of_the_newest_of_the_lowest_priority(eng
     with pytest.raises(EngineBusyError, match="busy: 4 requests"):
         futures.pop(2).result(PATIENCE)
     assert answers([*futures, urgent]) == [0, 1, 3, 9]
-    assert path.batches[1:] == [[3, 9, 0, 1]]
+    assert path.batches[1:] == [[3, 9], [0], [1]]
 
 
 def test_a_cancelled_request_frees_its_place_and_costs_nothing(engine: Engine, path: HeldPath) -> None:

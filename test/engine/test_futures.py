@@ -156,7 +156,9 @@ class Expected:
         """The running batch ends and the next begins."""
         self.ends |= dict.fromkeys(self.running, "answered")
         self.sweep()
-        batch = [job for job in sorted(self.waiting) if job[2] == min(self.waiting)[2]][: self.max_batch]
+        first = min(self.waiting, default=None)
+        equal = [job for job in sorted(self.waiting) if (job[0], job[2]) == (first[0], first[2])]
+        batch = equal[: self.max_batch]
         self.waiting = [job for job in self.waiting if job not in batch]
         self.running = [job[1] for job in batch]
         return self.running
