@@ -4,9 +4,10 @@
     python benchmarks/topic_to_chunk.py --checkpoint DIR
 
 Three processes talk over DDS, as on a robot: policy_node as `ros2 run` starts it, a stand-in for the robot, which
-publishes a set of random camera images (rgb8) and joint states --rate times a second, and this one, which listens to
-~/action_chunk. The node commands nothing, and nobody outside this machine hears of it. A chunk belongs to the set whose
-stamp it carries; a set that the node inferred from twice counts once, with its first chunk.
+publishes a set of random camera images (rgb8, of the sizes in the robot's profile) and joint states --rate times a
+second, and this one, which listens to ~/action_chunk. The node commands nothing, and nobody outside this machine hears
+of it. A chunk belongs to the set whose stamp it carries; a set that the node inferred from twice counts once, with its
+first chunk.
 """
 
 from __future__ import annotations
@@ -51,8 +52,11 @@ MS = 1e6  # ns
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="see make_checkpoint")
-    parser.add_argument("--robot", default="aloha_sim", help="robot profile, by name or path (default: aloha_sim)")
-    parser.add_argument("--size", type=_size, default=(640, 480), metavar="WxH", help="of images (default: 640x480)")
+    parser.add_argument(
+        "--robot",
+        default="aloha_ros2",
+        help="robot profile, by name or path (default: aloha_ros2, three cameras of 640x480)",
+    )
     parser.add_argument("--rate", type=float, default=30.0, metavar="HZ", help="sets a second (default: 30)")
     parser.add_argument("--seconds", type=float, default=20.0, help="that are measured (default: 20)")
     parser.add_argument("--warm-up", type=float, default=3.0, metavar="SECONDS", help="before that (default: 3)")
@@ -65,7 +69,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="auto", help="auto, cuda, cuda:<index> or cpu (default: auto)")
     parser.add_argument("--precision", default="openpi", help="the node's parameter of that name (default: openpi)")
-    parser.add_argument("--compile-mode", help="the node's parameter of that name (default: the node's own)")
+    parser.add_argument("--compile-mode", default="graphs", help="the node's parameter of that name (default: graphs)")
     parser.add_argument(
         "--patience", type=float, default=300.0, metavar="SECONDS", help="for the node to load (default: 300)"
     )
@@ -74,21 +78,16 @@ def main() -> None:
     run(parser, measure)
 
 
-def _size(text: str) -> tuple[int, int]:
-    width, _, height = text.partition("x")
-    if not (width.isdigit() and height.isdigit() and int(width) and int(height)):
-        raise argparse.ArgumentTypeError(f"expected WIDTHxHEIGHT such as 640x480, got {text!r}")
-    return int(width), int(height)
-
-
 def measure(options: argparse.Namespace) -> None:
     profile = load_profile(options.robot)
+    if compressed := [camera.name for camera in profile.cameras if camera.topic and camera.transport != "raw"]:
+        raise Pi05Error(f"--robot: expected raw images; {profile.name} has compressed ones: {', '.join(compressed)}.")
     if options.rate <= 0 or options.seconds <= 0:
         raise Pi05Error(f"--rate and --seconds: expected more than 0, got {options.rate:g} and {options.seconds:g}.")
     _keep_to_ourselves()
     with tempfile.TemporaryDirectory(prefix="pi05_topic_to_chunk_") as scratch, _listener() as listener:
         log = Path(scratch) / "policy_node.log"
-        with ChildProcesses(_node_command(options), log) as node, _robot(profile, options) as robot:
+        with ChildProcesses(_node_command(options), log) as node, _robot(profile, options.rate) as robot:
             try:
                 listener.activate(node, options.patience)
                 listener.listen(node, options.warm_up)
@@ -100,7 +99,7 @@ def measure(options: argparse.Namespace) -> None:
                 words = "\n".join(f"  {line}" for line in node.last_lines(LOG_LINES))
                 raise Pi05Error(f"{error} The node's last words:\n{words}") from error
             sets = [one for one in robot() if began <= one.stamp_ns < ended]
-    report(options, match(sets, listener.chunks))
+    report(options, profile, match(sets, listener.chunks))
 
 
 # --- the processes ---
@@ -121,11 +120,10 @@ def _node_command(options: argparse.Namespace) -> list[str]:
         "prompt": PROMPT,
         "device": options.device,
         "precision": options.precision,
+        "compile_mode": options.compile_mode,
         "replan_steps": options.replan_steps,
         "command_output": "none",
     }
-    if options.compile_mode is not None:
-        parameters["compile_mode"] = options.compile_mode
     given = [word for name, value in parameters.items() for word in ("-p", f"{name}:={json.dumps(value)}")]
     return [sys.executable, "-m", "pi05_ros.tools.policy_node", "--ros-args", *given]
 
@@ -139,13 +137,12 @@ class Published:
 
 
 @contextmanager
-def _robot(profile: RobotProfile, options: argparse.Namespace) -> Iterator[Callable[[], list[Published]]]:
+def _robot(profile: RobotProfile, rate: float) -> Iterator[Callable[[], list[Published]]]:
     """The stand-in, publishing. The function that is given ends it and returns what it has published."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     stop = context.Event()
-    arguments = (profile, options.size, options.rate, stop, theirs)
-    process = context.Process(target=publish_sets, args=arguments, daemon=True)
+    process = context.Process(target=publish_sets, args=(profile, rate, stop, theirs), daemon=True)
     process.start()
 
     def finish() -> list[Published]:
@@ -160,7 +157,7 @@ def _robot(profile: RobotProfile, options: argparse.Namespace) -> Iterator[Calla
         process.kill()
 
 
-def publish_sets(profile: RobotProfile, size: tuple[int, int], rate: float, stop: Event, results: Connection) -> None:
+def publish_sets(profile: RobotProfile, rate: float, stop: Event, results: Connection) -> None:
     """Publish a set every 1 / rate seconds until told to stop; then send (stamp_ns, published_ns) of each."""
     import rclpy
     from sensor_msgs.msg import Image, JointState
@@ -170,26 +167,28 @@ def publish_sets(profile: RobotProfile, size: tuple[int, int], rate: float, stop
 
     rclpy.init()
     node = rclpy.create_node("robot")
-    cameras = [node.create_publisher(Image, one.topic, IMAGE_QOS) for one in profile.cameras if one.topic]
+    seen = [camera for camera in profile.cameras if camera.topic]
+    cameras = [node.create_publisher(Image, camera.topic, IMAGE_QOS) for camera in seen]
     joints = _joints(profile)
     arms = [node.create_publisher(JointState, topic, JOINT_QOS) for topic in joints]
-    width, height = size
     generator = np.random.default_rng(0)
     sent = []
     due = time.monotonic()
     while not stop.wait(max(due - time.monotonic(), 0.0)):
         due += 1.0 / rate
         states = [JointState(name=list(one), position=list(one.values())) for one in joints.values()]
-        images = [
-            Image(height=height, width=width, encoding="rgb8", step=3 * width, data=pixels)
-            for pixels in (array("B", generator.bytes(3 * width * height)) for _ in cameras)
-        ]
+        images = [_random_image(Image, generator, camera.height, camera.width) for camera in seen]
         stamp_ns = time.time_ns()
         for publisher, message in zip(arms + cameras, states + images, strict=True):
             message.header.stamp = to_time(stamp_ns)
             publisher.publish(message)
         sent.append((stamp_ns, time.time_ns()))
     results.send(sent)
+
+
+def _random_image(kind: Any, generator: np.random.Generator, height: int, width: int) -> Any:
+    pixels = array("B", generator.bytes(3 * width * height))  # of this type rclpy does not check every value
+    return kind(height=height, width=width, encoding="rgb8", step=3 * width, data=pixels)
 
 
 def _joints(profile: RobotProfile) -> dict[str, dict[str, float]]:
@@ -330,7 +329,7 @@ def match(sets: Sequence[Published], chunks: Sequence[tuple[int, Any]]) -> Found
     return Found(list(answers.values()), len(sets), repeats)
 
 
-def report(options: argparse.Namespace, found: Found) -> None:
+def report(options: argparse.Namespace, profile: RobotProfile, found: Found) -> None:
     """Print the table; write the JSON file. Raises Pi05Error if no set had a chunk."""
     from pi05_ros.policy.loading import resolve_device
     from pi05_ros.tools.benchmark_table import draw, environment, rounded
@@ -350,11 +349,11 @@ def report(options: argparse.Namespace, found: Found) -> None:
         for name, values in rows.items()
     ]
     versions = environment(resolve_device(options.device))
-    width, height = options.size
+    cameras = ", ".join(f"{camera.name} {camera.width}x{camera.height}" for camera in profile.cameras if camera.topic)
     setting = (
-        f"{options.checkpoint.name} on {options.robot}, {width}x{height}, {options.rate:g} sets a second, precision "
-        f"{options.precision}, replan_steps {options.replan_steps}: {found.sets} sets, {len(found.answers)} with a "
-        f"chunk, {found.repeats} more chunks of the same sets."
+        f"{options.checkpoint.name}, {options.precision}, {options.compile_mode}, on {profile.name} ({cameras}), "
+        f"{options.rate:g} sets a second, replan_steps {options.replan_steps}: {found.sets} sets, {len(found.answers)} "
+        f"with a chunk, {found.repeats} more chunks of the same sets."
     )
     print("\n".join(f"{'- ' if options.markdown else ''}{name}: {value}" for name, value in versions.items()))
     print(f"\n{setting}\n\n{draw(table, options.markdown)}")
