@@ -183,6 +183,7 @@ def publish_sets(profile: RobotProfile, rate: float, stop: Event, results: Conne
             message.header.stamp = to_time(stamp_ns)
             publisher.publish(message)
         sent.append((stamp_ns, time.time_ns()))
+    rclpy.shutdown()
     results.send(sent)
 
 
