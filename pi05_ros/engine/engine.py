@@ -198,11 +198,7 @@ class Engine:
     def _is_worth_waiting(self, until: float) -> bool:
         """More company may come for those that wait together, and none of them would pay for it with its deadline."""
         batch = self._together()
-        return (
-            1 < len(batch) < self.max_batch
-            and all(job.late(until) < 0 for job in batch)
-            and not self._closing
-        )
+        return 1 < len(batch) < self.max_batch and all(job.late(until) < 0 for job in batch) and not self._closing
 
     def _take_batch(self) -> list[_Job]:
         """The next jobs to run, which cannot be cancelled any more; none if nothing is left that may run."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pi05_ros.engine.kernels.activations import geglu
+from pi05_ros.engine.kernels.gated import gated_product
 from pi05_ros.engine.kernels.norms import add_layer_norm, add_rms_norm
 from pi05_ros.engine.kernels.quantize import (
     FLOAT8,
@@ -37,6 +38,10 @@ class Matrix:
         """The same in float8 (e4m3), one scale for each output."""
         weight, scale = quantize_weight(self.weight)
         return Matrix(weight, self.bias, scale)
+
+    def without_bias(self) -> Matrix:
+        """For a product whose bias is added by what comes next."""
+        return Matrix(self.weight, None, self.scale)
 
     def last_rows(self, count: int) -> Matrix:
         """The last ``count`` outputs alone."""
@@ -91,26 +96,38 @@ def rms_normed(x: Tensor, delta: Tensor | None, scale: Tensor, matrix: Matrix) -
     return quantized
 
 
-def layer_normed(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, matrix: Matrix) -> Operand:
-    """x += delta, and its LayerNorm for a product with ``matrix``."""
+def layer_normed(
+    x: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    matrix: Matrix,
+    delta_bias: Tensor | None = None,
+) -> Operand:
+    """x += delta + delta_bias, and its LayerNorm for a product with ``matrix``."""
     if matrix.scale is None:
         normed = torch.empty_like(x)
-        add_layer_norm(x, delta, weight, bias, normed)
+        add_layer_norm(x, delta, weight, bias, normed, delta_bias)
         return Operand(normed)
     quantized = _empty_float8(x, x.shape[1])
-    add_layer_norm_fp8(x, delta, weight, bias, quantized.values, _scale(quantized))
+    add_layer_norm_fp8(x, delta, weight, bias, quantized.values, _scale(quantized), delta_bias)
     return quantized
 
 
-def gated(gate_up: Tensor, matrix: Matrix) -> Operand:
-    """gelu(gate) * up of gate_up [M, 2 F], for a product with ``matrix``."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    if matrix.scale is None:
-        hidden = gate_up.new_empty(rows, width)
-        geglu(gate_up, hidden)
+def gated(x: Operand, gate_up: Matrix, down: Matrix, dtype: torch.dtype) -> Operand:
+    """gelu(gate) * up of x [M, in], for a product with ``down``. gate_up: [2 F, in]."""
+    rows, width = x.values.shape[0], gate_up.weight.shape[0] // 2
+    if gate_up.scale is None and down.scale is None:
+        hidden = x.values.new_empty(rows, width)
+        gated_product(x.values, gate_up.weight, hidden)
         return Operand(hidden)
-    quantized = _empty_float8(gate_up, width)
-    geglu_fp8(gate_up, quantized.values, _scale(quantized))
+    both = product(x, gate_up, dtype)
+    if down.scale is None:
+        hidden = both.new_empty(rows, width)
+        geglu(both, hidden)
+        return Operand(hidden)
+    quantized = _empty_float8(both, width)
+    geglu_fp8(both, quantized.values, _scale(quantized))
     return quantized
 
 

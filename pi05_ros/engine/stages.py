@@ -15,7 +15,6 @@ from pi05_ros.engine.kernels.attention import attend
 from pi05_ros.engine.kernels.rotary import rotate_qkv
 from pi05_ros.engine.packed import PrefixWeights, VisionWeights
 from pi05_ros.engine.products import (
-    Operand,
     gated,
     gelu_product,
     layer_normed,
@@ -38,17 +37,18 @@ def encode_images(weights: VisionWeights, patches: Tensor, heads: int, dtype: to
     images, tokens, _ = patches.shape
     embedded = F.linear(patches, weights.patch.weight, weights.patch.bias) + weights.position
     x = embedded.to(weights.norm.weight.dtype).flatten(0, 1)
-    delta = None
+    delta = pending = None  # pending: the bias of the product that gave delta
     for layer in weights.layers:
-        normed = layer_normed(x, delta, layer.norm1.weight, layer.norm1.bias, layer.qkv)
+        normed = layer_normed(x, delta, layer.norm1.weight, layer.norm1.bias, layer.qkv, pending)
         qkv = product(normed, layer.qkv, x.dtype).view(images, tokens, 3, heads, -1)
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         with sdpa_kernel(VISION_ATTENTION, set_priority=True):
             attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
-        delta = product(operand(attended, layer.out), layer.out, x.dtype)
-        normed = layer_normed(x, delta, layer.norm2.weight, layer.norm2.bias, layer.fc1)
-        delta = product(gelu_product(normed, layer.fc1, layer.fc2, x.dtype), layer.fc2, x.dtype)
-    normed = layer_normed(x, delta, weights.norm.weight, weights.norm.bias, weights.projector)
+        delta, pending = product(operand(attended, layer.out), layer.out.without_bias(), x.dtype), layer.out.bias
+        normed = layer_normed(x, delta, layer.norm2.weight, layer.norm2.bias, layer.fc1, pending)
+        hidden = gelu_product(normed, layer.fc1, layer.fc2, x.dtype)
+        delta, pending = product(hidden, layer.fc2.without_bias(), x.dtype), layer.fc2.bias
+    normed = layer_normed(x, delta, weights.norm.weight, weights.norm.bias, weights.projector, pending)
     return product(normed, weights.projector, x.dtype).to(dtype).view(images, tokens, -1)
 
 
@@ -77,10 +77,8 @@ def encode_prefix(
         attended = torch.empty_like(q)
         attend(q, keys[index], values[index], lengths, attended)
         delta = product(operand(attended.view(batch * length, -1), layer.out), layer.out, x.dtype)
-        hidden: Operand = gated(
-            product(rms_normed(rows, delta, layer.mlp_scale, layer.gate_up), layer.gate_up, x.dtype), layer.down
-        )
-        delta = product(hidden, layer.down, x.dtype)
+        normed = rms_normed(rows, delta, layer.mlp_scale, layer.gate_up)
+        delta = product(gated(normed, layer.gate_up, layer.down, x.dtype), layer.down, x.dtype)
     only_kv = last.qkv.last_rows(2 * head_dim)
     kv = product(rms_normed(rows, delta, last.input_scale, only_kv), only_kv, x.dtype)
     rotate_qkv(kv.view(batch, length, -1), *rope, x.new_empty(batch, length, 0, head_dim), keys[-1], values[-1])

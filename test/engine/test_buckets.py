@@ -9,8 +9,11 @@ from pi05_ros.engine import EngineRequest, FastPath
 from pi05_ros.engine.buckets import Bucket
 
 
-@pytest.mark.parametrize(("length", "padded"), [(1, 32), (31, 32), (32, 32), (33, 64), (64, 64), (65, 96), (200, 224)])
-def test_prompts_are_padded_to_the_next_multiple(length: int, padded: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "padded"),
+    [(1, 32), (31, 32), (32, 32), (33, 64), (64, 64), (65, 96), (192, 192), (193, 200), (200, 200), (201, 224)],
+)
+def test_prompts_are_padded_to_the_next_multiple_or_the_longest(length: int, padded: int) -> None:
     assert Bucket.of(request(length=length), 3) == Bucket((SQUARE,), padded, 3)
 
 

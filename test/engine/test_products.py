@@ -110,11 +110,23 @@ def test_norms_add_first(x: Tensor, matrix: Matrix, added: bool, float8: bool) -
 
 
 @pytest.mark.parametrize("float8", [False, True])
-def test_gated(matrix: Matrix, float8: bool) -> None:
+def test_a_bias_can_come_with_the_next_norm(x: Tensor, matrix: Matrix, float8: bool) -> None:
     matrix = matrix.quantized() if float8 else matrix
-    gate_up = torch.randn(ROWS, 2 * WIDTH)
-    gate, up = gate_up.chunk(2, dim=1)
-    assert_operand(gated(gate_up, matrix), F.gelu(gate, approximate="tanh") * up, float8)
+    delta, delta_bias, ones, zeros = torch.randn_like(x), torch.randn(WIDTH), torch.ones(WIDTH), torch.zeros(WIDTH)
+    total, summed = x + delta + delta_bias, x.clone()
+    normed = layer_normed(summed, delta, ones, zeros, matrix, delta_bias)
+    assert_operand(normed, F.layer_norm(total, (WIDTH,), eps=1e-6), float8)
+    torch.testing.assert_close(summed, total)
+    assert matrix.without_bias() == Matrix(matrix.weight, None, matrix.scale)
+
+
+@pytest.mark.parametrize("float8", [False, True])
+def test_gated(x: Tensor, matrix: Matrix, float8: bool) -> None:
+    gate_up = Matrix(torch.randn(2 * WIDTH, WIDTH) * WIDTH**-0.5)
+    down = matrix.quantized() if float8 else matrix
+    gate, up = F.linear(x, gate_up.weight).chunk(2, dim=1)
+    gelu = F.gelu(gate, approximate="tanh") * up
+    assert_operand(gated(operand(x, gate_up), gate_up, down, torch.float32), gelu, float8)
 
 
 @pytest.mark.parametrize("second_float8", [False, True])

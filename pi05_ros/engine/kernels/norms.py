@@ -30,24 +30,33 @@ def add_rms_norm_triton(x: Tensor, delta: Tensor | None, scale: Tensor, out: Ten
     _add_rms_norm[(rows,)](x, delta, scale, out, WIDTH=width, EPS=RMS_NORM_EPS, **whole_row(width))
 
 
-def add_layer_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, out: Tensor) -> None:
-    """x += delta in place, then out = LayerNorm(x).
+def add_layer_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, out: Tensor, delta_bias: Tensor | None = None
+) -> None:
+    """x += delta + delta_bias in place, then out = LayerNorm(x).
 
-    x, delta and out [M, W], weight and bias [W] of any float dtype. delta None: x stays as it is.
+    x, delta and out [M, W], weight and bias [W] of any float dtype. delta None: x stays as it is. delta_bias [W]: what
+    the product that gave delta left out, which costs it a quarter of its time and nothing here.
     """
-    (add_layer_norm_triton if runs_triton(x) else add_layer_norm_plain)(x, delta, weight, bias, out)
+    (add_layer_norm_triton if runs_triton(x) else add_layer_norm_plain)(x, delta, weight, bias, out, delta_bias)
 
 
-def add_layer_norm_plain(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+def add_layer_norm_plain(
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, out: Tensor, delta_bias: Tensor | None = None
+) -> None:
     if delta is not None:
-        x.add_(delta)
+        whole = delta.float() if delta_bias is None else delta.float() + delta_bias.float()
+        x.copy_(x.float() + whole)
     out.copy_(F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), LAYER_NORM_EPS))
 
 
-def add_layer_norm_triton(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, out: Tensor) -> None:
-    check_contiguous(x=x, delta=delta, weight=weight, bias=bias, out=out)
+def add_layer_norm_triton(
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, out: Tensor, delta_bias: Tensor | None = None
+) -> None:
+    check_contiguous(x=x, delta=delta, weight=weight, bias=bias, out=out, delta_bias=delta_bias)
     rows, width = x.shape
-    _add_layer_norm[(rows,)](x, delta, weight, bias, out, WIDTH=width, EPS=LAYER_NORM_EPS, **whole_row(width))
+    options = {"EPS": LAYER_NORM_EPS, **whole_row(width)}
+    _add_layer_norm[(rows,)](x, delta, delta_bias, weight, bias, out, WIDTH=width, **options)
 
 
 def whole_row(width: int) -> dict[str, int]:
@@ -63,9 +72,12 @@ def _add_rms_norm(x, delta, scale, out, WIDTH: tl.constexpr, EPS: tl.constexpr, 
 
 
 @jit
-def _add_layer_norm(x, delta, weight, bias, out, WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr):
+def _add_layer_norm(
+    x, delta, delta_bias, weight, bias, out, WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
-    store_row(out, row, layer_normalized(x, delta, weight, bias, row, WIDTH, EPS, BLOCK), WIDTH, BLOCK)
+    value = layer_normalized(x, delta, delta_bias, weight, bias, row, WIDTH, EPS, BLOCK)
+    store_row(out, row, value, WIDTH, BLOCK)
 
 
 # Parts of kernels. A row is a float32 [BLOCK] tensor whose surplus columns are zero.
@@ -84,11 +96,14 @@ def store_row(x, row, value, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @jit
-def load_sum(x, delta, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def load_sum(x, delta, delta_bias, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """The row of x, after what waits in delta has been added to it in place."""
     value = load_row(x, row, WIDTH, BLOCK)
     if delta is not None:
-        value += load_row(delta, row, WIDTH, BLOCK)
+        added = load_row(delta, row, WIDTH, BLOCK)
+        if delta_bias is not None:
+            added += load_row(delta_bias, 0, WIDTH, BLOCK)
+        value += added
         # The norm sees what the next addition will see: the sum as it was stored.
         value = value.to(x.dtype.element_ty).to(tl.float32)
         store_row(x, row, value, WIDTH, BLOCK)
@@ -97,14 +112,16 @@ def load_sum(x, delta, row, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def rms_normalized(x, delta, scale, row, WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr):
-    value = load_sum(x, delta, row, WIDTH, BLOCK)
+    value = load_sum(x, delta, None, row, WIDTH, BLOCK)
     mean_square = tl.sum(value * value, 0) / WIDTH
     return value * tl.rsqrt(mean_square + EPS) * load_row(scale, 0, WIDTH, BLOCK)
 
 
 @jit
-def layer_normalized(x, delta, weight, bias, row, WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr):
-    value = load_sum(x, delta, row, WIDTH, BLOCK)
+def layer_normalized(
+    x, delta, delta_bias, weight, bias, row, WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr
+):
+    value = load_sum(x, delta, delta_bias, row, WIDTH, BLOCK)
     centred = tl.where(tl.arange(0, BLOCK) < WIDTH, value - tl.sum(value, 0) / WIDTH, 0.0)
     variance = tl.sum(centred * centred, 0) / WIDTH
     normalized = centred * tl.rsqrt(variance + EPS)

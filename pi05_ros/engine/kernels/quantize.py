@@ -77,28 +77,46 @@ def add_rms_norm_fp8_triton(x: Tensor, delta: Tensor | None, scale: Tensor, out8
 
 
 def add_layer_norm_fp8(
-    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, out8: Tensor, row_scale: Tensor
+    x: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    out8: Tensor,
+    row_scale: Tensor,
+    delta_bias: Tensor | None = None,
 ) -> None:
     """norms.add_layer_norm, quantised before it is rounded to anything else."""
     run = add_layer_norm_fp8_triton if runs_triton(x) else add_layer_norm_fp8_plain
-    run(x, delta, weight, bias, out8, row_scale)
+    run(x, delta, weight, bias, out8, row_scale, delta_bias)
 
 
 def add_layer_norm_fp8_plain(
-    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, out8: Tensor, row_scale: Tensor
+    x: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    out8: Tensor,
+    row_scale: Tensor,
+    delta_bias: Tensor | None = None,
 ) -> None:
     normalized = torch.empty_like(x, dtype=torch.float32)
-    add_layer_norm_plain(x, delta, weight, bias, normalized)
+    add_layer_norm_plain(x, delta, weight, bias, normalized, delta_bias)
     quantize_rows_plain(normalized, out8, row_scale)
 
 
 def add_layer_norm_fp8_triton(
-    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, out8: Tensor, row_scale: Tensor
+    x: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    out8: Tensor,
+    row_scale: Tensor,
+    delta_bias: Tensor | None = None,
 ) -> None:
-    check_contiguous(x=x, delta=delta, weight=weight, bias=bias, out8=out8, row_scale=row_scale)
+    check_contiguous(x=x, delta=delta, weight=weight, bias=bias, out8=out8, row_scale=row_scale, delta_bias=delta_bias)
     rows, width = x.shape
     options = {"EPS": LAYER_NORM_EPS, **whole_row(width)}
-    _add_layer_norm_fp8[(rows,)](x, delta, weight, bias, out8, row_scale, WIDTH=width, **options)
+    _add_layer_norm_fp8[(rows,)](x, delta, delta_bias, weight, bias, out8, row_scale, WIDTH=width, **options)
 
 
 def geglu_fp8(gate_up: Tensor, out8: Tensor, row_scale: Tensor) -> None:
@@ -148,10 +166,10 @@ def _add_rms_norm_fp8(x, delta, scale, out8, row_scale, WIDTH: tl.constexpr, EPS
 
 @jit
 def _add_layer_norm_fp8(
-    x, delta, weight, bias, out8, row_scale, WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr
+    x, delta, delta_bias, weight, bias, out8, row_scale, WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
-    value = layer_normalized(x, delta, weight, bias, row, WIDTH, EPS, BLOCK)
+    value = layer_normalized(x, delta, delta_bias, weight, bias, row, WIDTH, EPS, BLOCK)
     store_quantized(out8, row_scale, row, value, WIDTH, BLOCK)
 
 

@@ -26,14 +26,15 @@ def test_add_rms_norm(place: Place, width: int, pending: bool) -> None:
     place.assert_close(out, expected_out)
 
 
-@pytest.mark.parametrize("pending", [True, False], ids=["delta", "no-delta"])
+@pytest.mark.parametrize("pending", ["delta and bias", "delta", ""])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_add_layer_norm(place: Place, width: int, pending: bool) -> None:
+def test_add_layer_norm(place: Place, width: int, pending: str) -> None:
     x, delta, out = place.randn(5, width) + 3, place.randn(5, width) if pending else None, place.empty(5, width)
     weight, bias = place.randn(width), place.randn(width)
+    delta_bias = place.randn(width) if "bias" in pending else None
     expected_x, expected_out = x.clone(), place.empty(5, width)
-    norms.add_layer_norm_plain(expected_x, delta, weight, bias, expected_out)
-    norms.add_layer_norm_triton(x, delta, weight, bias, out)
+    norms.add_layer_norm_plain(expected_x, delta, weight, bias, expected_out, delta_bias)
+    norms.add_layer_norm_triton(x, delta, weight, bias, out, delta_bias)
     assert torch.equal(x, expected_x)
     place.assert_close(out, expected_out)
 
