@@ -116,7 +116,6 @@ def test_rounding_costs_less_than_on_the_plain_path(plain: PlainPath, precision:
 
 
 def test_what_float8_costs(plain: PlainPath) -> None:
-    """A tenth, on a network whose products are a hundred numbers long. A real one's average out much better."""
     requests = [request(seed, 20 + seed, CAMERAS, num_steps=5) for seed in range(4)]
     error = difference(fast_path(tiny_model("bfloat16"), fp8=True).run(requests).actions, alone(plain, requests))
     assert 0.05 < error < 0.15

@@ -38,9 +38,9 @@ WIDE = Pi05Config(
     expert=ExpertConfig(),
 )
 """pi05_base's widths of the language model, its head and its expert, and SigLIP's head width of 72."""
-ERRORS = {"float32": 1e-4, "openpi": 0.04, "bfloat16": 0.05, "fp8": 0.2}
+ERRORS = {"float32": 1e-4, "openpi": 0.04, "bfloat16": 0.05, "fp8": 0.15}
 """Largest relative difference of actions to the plain path in float32, by precision."""
-BATCHED = {"float32": 1e-4, "openpi": 0.02, "bfloat16": 0.02, "fp8": 0.04}
+BATCHED = {"float32": 1e-4, "openpi": 0.03, "fp8": 0.08}
 """The same, of a request in a batch to the request alone."""
 EXACT = ERRORS["float32"]
 CAMERAS = ((56, 56, "uint8"), (40, 30, "uint8"))
@@ -59,7 +59,8 @@ def plain_path(model: Pi05Model) -> PlainPath:
 
 
 def uncaptured(requests: Sequence[EngineRequest]) -> list[EngineRequest]:
-    return [dataclasses.replace(one, graphs=False) for one in requests]
+    """The same, all of it computed anew."""
+    return [dataclasses.replace(one, graphs=False, use_cache=False) for one in requests]
 
 
 # ---- the real widths, in every precision ----
@@ -120,7 +121,8 @@ def test_a_hit_equals_a_miss_bit_for_bit(wide: FastPath, precision: str) -> None
     for batch in batches(precision):
         cached = [dataclasses.replace(one, use_cache=True) for one in batch]
         wide.clear_cache()
-        miss, hit, eager = wide.run(cached), wide.run(cached), wide.run(uncaptured(cached))
+        miss, hit = wide.run(cached), wide.run(cached)
+        eager = wide.run([dataclasses.replace(one, graphs=False) for one in cached])
         assert (miss.hits, hit.hits, eager.hits) == ((False,) * len(batch), (True,) * len(batch), (True,) * len(batch))
         assert np.array_equal(hit.actions, miss.actions)
         assert np.array_equal(eager.actions, miss.actions)
@@ -294,7 +296,7 @@ def test_capturing_while_another_thread_uses_the_device(model: Pi05Model) -> Non
 @pytest.mark.skipif(DEVICE != "cuda", reason="a CPU does not say what it holds")
 def test_a_closed_path_frees_the_device() -> None:
     left = []
-    for _ in range(2):  # the first leaves workspaces of libraries behind
+    for _ in range(2):  # the first leaves behind what is the process's
         path = fast_path(make_model(WIDE, "openpi"))
         path.run(wide_requests()[:1])
         weights = sum(parameter.nbytes for parameter in path.model.parameters())
@@ -302,6 +304,7 @@ def test_a_closed_path_frees_the_device() -> None:
         path.close()
         del path
         gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()  # a library's, for each stream that was used
         left.append(torch.cuda.memory_allocated())
         assert held - left[-1] >= weights
     assert left[1] - left[0] < 1 << 20

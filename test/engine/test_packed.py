@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engine.small import TINY, alone, plain_path, request, tiny_model
 from pi05_ros.engine.kernels.quantize import FLOAT8
-from pi05_ros.engine.packed import PackedWeights, pack, quantize
+from pi05_ros.engine.packed import FLOAT8_PARTS, PackedWeights, pack
 from pi05_ros.engine.products import Matrix
 from pi05_ros.model import Pi05Model
 
@@ -36,9 +36,10 @@ def storages(parts: Iterable[Tensor]) -> dict[int, int]:
     return {block.data_ptr(): block.nbytes() for block in blocks if block.nbytes()}
 
 
-def matrices(weights: PackedWeights) -> list[Matrix]:
+def mlps(weights: PackedWeights) -> list[Matrix]:
+    """What float8 replaces, of all layers."""
     layers = (*weights.vision.layers, *weights.prefix.layers)
-    return [part for layer in layers for part in vars(layer).values() if isinstance(part, Matrix)]
+    return [getattr(layer, name) for layer in layers for name in FLOAT8_PARTS if hasattr(layer, name)]
 
 
 @pytest.fixture
@@ -109,35 +110,41 @@ def test_shapes(model: Pi05Model) -> None:
     assert torch.equal(layer.input_scale, 1.0 + model.prefix.layers[0].input_layernorm.weight)
 
 
-def test_float8_replaces_the_models_own_matrices() -> None:
-    model = tiny_model("bfloat16")
-    packed = pack(model)
-    originals = [one.weight.float() for one in matrices(packed)]
-    before = storages([*tensors(packed), *model.parameters()])
-    weights = quantize(packed, model)
-    for one, original in zip(matrices(weights), originals, strict=True):
+def test_float8_replaces_the_models_own_matrices_of_mlps() -> None:
+    originals = [one.weight.float() for one in mlps(pack(tiny_model("bfloat16")))]
+    model, unquantized = tiny_model("bfloat16"), tiny_model("bfloat16")
+    weights = pack(model, fp8=True)
+    for one, original in zip(mlps(weights), originals, strict=True):
         assert (one.weight.dtype, one.scale.shape) == (FLOAT8, (1, len(original)))
         error = (one.weight.float() * one.scale.T - original).norm(dim=1)
         assert (error <= 0.05 * original.norm(dim=1)).all()
-    layers = [*model.vision.layers, *model.prefix.layers]
-    linears = [part for layer in layers for part in layer.modules() if isinstance(part, nn.Linear)]
-    assert len(linears) == 6 * TINY.vision.layers + 7 * TINY.prefix.layers
+    linears = [
+        part
+        for layer in (*model.vision.layers, *model.prefix.layers)
+        for part in layer.mlp.modules()
+        if isinstance(part, nn.Linear)
+    ]
+    assert len(linears) == 2 * TINY.vision.layers + 3 * TINY.prefix.layers
     assert all(part.weight.numel() == 0 for part in linears)
+    bytes_of_both = sum(storages([*tensors(pack(unquantized)), *unquantized.parameters()]).values())
     halved = sum(original.numel() for original in originals)  # a byte for each number, where there were two
     scales = sum(4 * len(original) for original in originals)
     after = storages([*tensors(weights), *model.parameters()])
-    assert sum(after.values()) == sum(before.values()) - halved + scales
+    assert sum(after.values()) == bytes_of_both - halved + scales
 
 
 def test_float8_leaves_the_rest() -> None:
-    model = tiny_model("openpi")
-    before = pack(model)
-    weights = quantize(before, model)
-    assert weights.expert is before.expert
-    assert weights.vision.patch is before.vision.patch
-    assert weights.vision.projector is before.vision.projector
-    assert weights.prefix.embed_tokens is before.prefix.embed_tokens
-    assert all(part.weight.numel() for part in model.expert.modules() if isinstance(part, nn.Linear))
-    layer = weights.vision.layers[0]
-    assert layer.norm1 is before.vision.layers[0].norm1
-    assert layer.qkv.bias is before.vision.layers[0].qkv.bias
+    model, before = tiny_model("openpi"), pack(tiny_model("openpi"))
+    weights = pack(model, fp8=True)
+    for mine, theirs in ((weights.expert, before.expert), (weights.vision.projector, before.vision.projector)):
+        assert all(torch.equal(*pair) for pair in zip(tensors(mine), tensors(theirs), strict=True))
+    for layer, own in (
+        (weights.vision.layers[0], before.vision.layers[0]),
+        (weights.prefix.layers[0], before.prefix.layers[0]),
+    ):
+        for name in vars(layer).keys() - set(FLOAT8_PARTS):
+            parts = tensors(getattr(layer, name)), tensors(getattr(own, name))
+            assert all(torch.equal(*pair) for pair in zip(*parts, strict=True)), name
+    assert torch.equal(weights.vision.layers[0].fc1.bias, before.vision.layers[0].fc1.bias)
+    others = (*model.expert.modules(), *model.prefix.layers[0].self_attn.modules(), model.projector)
+    assert all(part.weight.numel() for part in others if isinstance(part, nn.Linear))
