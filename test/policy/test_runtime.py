@@ -106,6 +106,7 @@ def test_float8_is_openpi_with_other_products(folder: Path, monkeypatch: pytest.
     with load(folder, precision="fp8") as policy, load(folder, precision="openpi") as openpi:
         chunk, expected = (one.infer(observation(), seed=1).model_actions for one in (policy, openpi))
         runtime = json.loads(json.dumps(policy.metadata["runtime"]))
+        assert policy.engine.path.model.prefix.embed_tokens.weight.dtype == torch.bfloat16
     error = np.linalg.norm(chunk - expected) / np.linalg.norm(expected)
     assert 0 < error < 0.2
     assert (runtime["precision"], runtime["materialize_dtype"]) == ("fp8", "bf16")

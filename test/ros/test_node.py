@@ -167,12 +167,12 @@ def test_configure_warms_up_what_the_robot_will_ask_for(checkpoint: Path, monkey
 def test_a_warm_up_is_given_up_when_the_process_is_to_end(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warming = threading.Event()
 
-    def endless(policy: Policy, *_: Any, progress: Callable[[int, int], None], **__: Any) -> float:
+    def long(policy: Policy, *_: Any, progress: Callable[[int, int], None], **__: Any) -> float:
         warming.set()
-        while True:
-            progress(0, 7)
+        progress(0, 7)
+        return 60.0
 
-    monkeypatch.setattr(Policy, "warm_up", endless)
+    monkeypatch.setattr(Policy, "warm_up", long)
     monkeypatch.setattr(Policy, "compiles", True)
     station = Station(checkpoint, interrupted=warming.is_set)
     try:
