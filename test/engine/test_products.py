@@ -53,9 +53,9 @@ def assert_operand(x: Operand, expected: Tensor, float8: bool) -> None:
     assert_near(values(x), expected)
 
 
-def assert_near(actual: Tensor, expected: Tensor) -> None:
+def assert_near(actual: Tensor, expected: Tensor, tolerance: float = FLOAT8_ERROR) -> None:
     """Row by row."""
-    assert ((actual - expected).norm(dim=1) <= FLOAT8_ERROR * expected.norm(dim=1)).all()
+    assert ((actual - expected).norm(dim=1) <= tolerance * expected.norm(dim=1)).all()
 
 
 def test_a_product(x: Tensor, matrix: Matrix) -> None:
@@ -98,35 +98,39 @@ def test_an_operand(x: Tensor, matrix: Matrix, float8: bool) -> None:
 @pytest.mark.parametrize("added", [True, False])
 def test_norms_add_first(x: Tensor, matrix: Matrix, added: bool, float8: bool) -> None:
     matrix = matrix.quantized() if float8 else matrix
-    delta, weight, bias = torch.randn_like(x) if added else None, 1 + 0.1 * torch.randn(WIDTH), torch.randn(WIDTH)
+    delta, pending = (torch.randn_like(x), torch.randn(WIDTH)) if added else (None, None)
+    weight, bias = 1 + 0.1 * torch.randn(WIDTH), torch.randn(WIDTH)
     total = x + delta if added else x.clone()
-    for normed, expected in (
-        (lambda x: rms_normed(x, delta, weight, matrix), F.rms_norm(total, (WIDTH,), weight, 1e-6)),
-        (lambda x: layer_normed(x, delta, weight, bias, matrix), F.layer_norm(total, (WIDTH,), weight, bias, 1e-6)),
-    ):
-        summed = x.clone()
-        assert_operand(normed(summed), expected, float8)
-        torch.testing.assert_close(summed, total)
-
-
-@pytest.mark.parametrize("float8", [False, True])
-def test_a_bias_can_come_with_the_next_norm(x: Tensor, matrix: Matrix, float8: bool) -> None:
-    matrix = matrix.quantized() if float8 else matrix
-    delta, delta_bias, ones, zeros = torch.randn_like(x), torch.randn(WIDTH), torch.ones(WIDTH), torch.zeros(WIDTH)
-    total, summed = x + delta + delta_bias, x.clone()
-    normed = layer_normed(summed, delta, ones, zeros, matrix, delta_bias)
-    assert_operand(normed, F.layer_norm(total, (WIDTH,), eps=1e-6), float8)
+    summed = x.clone()
+    assert_operand(rms_normed(summed, delta, weight, matrix), F.rms_norm(total, (WIDTH,), weight, 1e-6), float8)
     torch.testing.assert_close(summed, total)
-    assert matrix.without_bias() == Matrix(matrix.weight, None, matrix.scale)
+    total = total + pending if added else total
+    summed = x.clone()
+    normed = layer_normed(summed, delta, weight, bias, matrix, pending)
+    assert_operand(normed, F.layer_norm(total, (WIDTH,), weight, bias, 1e-6), float8)
+    torch.testing.assert_close(summed, total)
 
 
-@pytest.mark.parametrize("float8", [False, True])
-def test_gated(x: Tensor, matrix: Matrix, float8: bool) -> None:
-    gate_up = Matrix(torch.randn(2 * WIDTH, WIDTH) * WIDTH**-0.5)
-    down = matrix.quantized() if float8 else matrix
-    gate, up = F.linear(x, gate_up.weight).chunk(2, dim=1)
-    gelu = F.gelu(gate, approximate="tanh") * up
-    assert_operand(gated(operand(x, gate_up), gate_up, down, torch.float32), gelu, float8)
+def test_a_product_without_its_bias(x: Tensor, matrix: Matrix) -> None:
+    for one in (matrix, matrix.quantized()):
+        whole, rest = (product(operand(x, m), m, torch.float32) for m in (one, one.without_bias()))
+        torch.testing.assert_close(rest + matrix.bias, whole)
+
+
+@pytest.mark.parametrize("second_float8", [False, True])
+@pytest.mark.parametrize("first_float8", [False, True])
+def test_gated(x: Tensor, first_float8: bool, second_float8: bool) -> None:
+    x, first, second = F.normalize(x) * 3, Matrix(torch.randn(2 * OUT, WIDTH)), Matrix(torch.randn(WIDTH, OUT))
+    gate, up = (x @ first.weight.T).chunk(2, dim=1)
+    expected = F.gelu(gate, approximate="tanh") * up
+    first = first.quantized() if first_float8 else first
+    second = second.quantized() if second_float8 else second
+    hidden = gated(operand(x, first), first, second, torch.float32)
+    assert (hidden.scale is not None) is second_float8
+    if first_float8 or second_float8:
+        assert_near(values(hidden), expected, 2 * FLOAT8_ERROR)  # a product of two
+    else:
+        torch.testing.assert_close(values(hidden), expected)
 
 
 @pytest.mark.parametrize("second_float8", [False, True])
