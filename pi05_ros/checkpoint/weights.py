@@ -1,10 +1,11 @@
-"""Weights from safetensors files into a ``Pi05Model``: strict, and one tensor at a time."""
+"""Weights from safetensors files into a ``Pi05Model``: strict, and a few tensors at a time."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from pi05_ros.model import Pi05Config, Pi05Model
 from pi05_ros.model.precision import parameter_dtype
 
 logger = logging.getLogger(__name__)
+
+READERS = 4
+"""Threads that read. One is held up by page faults long before the disk, its cache or the way to a GPU is."""
 
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _SHOWN = 8
@@ -79,11 +83,21 @@ def load_weights(
         handles = {file: stack.enter_context(_open(file)) for file in files}
         stored = list(_stored_tensors(handles))
         plan = _match(model, stored, files)
-        for done, (name, source) in enumerate(plan.items(), 1):
-            value = _read(handles[source.file], source).to(device, copy=True).to(parameter_dtype(name, precision))
-            _set_parameter(model, name, value)
-            if progress is not None:
-                progress(done, len(plan))
+
+        def read(item: tuple[str, StoredTensor]) -> tuple[str, Tensor]:
+            name, source = item
+            value = _read(handles[source.file], source).to(device, copy=True)
+            return name, value.to(parameter_dtype(name, precision))
+
+        pool = stack.enter_context(ThreadPoolExecutor(READERS, "pi05-weights"))
+        try:
+            for done, (name, value) in enumerate(pool.map(read, plan.items()), 1):
+                _set_parameter(model, name, value)
+                if progress is not None:
+                    progress(done, len(plan))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # what has not begun need not be read any more
+            raise
     unused = len(stored) - len(plan)
     logger.info("Read %d tensors from %s; %d more are not used at inference.", len(plan), files[0].parent, unused)
 
