@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pi05_ros.engine.buckets import Bucket
 from pi05_ros.engine.images import DIALECTS
+from pi05_ros.engine.kernels.language import check_compiler
 from pi05_ros.engine.packed import pack
 from pi05_ros.engine.prefix_cache import PrefixCache, PrefixKey
 from pi05_ros.engine.program import MAX_SCHEDULES, Program, Setting
@@ -46,7 +47,8 @@ class FastPath:
         graphs: capture each bucket's stages; False, or a CPU: run the same kernels (or their twins) one by one.
         fp8: the MLPs of vision and prefix in float8; the model's own are given up. max_programs, max_program_bytes:
         what buckets may take before the least recently used goes.
-        Raises ValueError that names the field, or the size of the model that this path cannot run.
+        Raises ValueError that names the field, the size of the model that this path cannot run, or what the machine
+        lacks to compile kernels.
         """
         for field, value, known in (("resize", resize, DIALECTS), ("time_grid", time_grid, TIME_GRIDS)):
             if value not in known:
@@ -55,6 +57,8 @@ class FastPath:
         self.model = model
         self.device = model.action_in_proj.weight.device
         on_gpu = self.device.type == "cuda"
+        if on_gpu:
+            check_compiler()
         self.name = "graphs" if graphs and on_gpu else "eager"
         self.time_grid, self.max_programs, self.max_program_bytes = time_grid, max_programs, max_program_bytes
         self.cache: PrefixCache[Tensor] = PrefixCache(prefix_cache, size=lambda kv: kv.nbytes)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import shutil
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +31,22 @@ def runs_triton(x: Tensor) -> bool:
     if x.is_cuda and not AVAILABLE:
         _warn()
     return x.is_cuda and AVAILABLE
+
+
+def check_compiler() -> None:
+    """Triton builds the code that launches a kernel with the system's C compiler, when the kernel first runs.
+
+    Raises ValueError that says what is missing, so that it is known before a robot waits for the first chunk.
+    """
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not AVAILABLE:
+        return
+    if "CC" not in os.environ and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        raise ValueError(
+            "compile_mode: the GPU kernels need a C compiler (gcc or clang on the PATH, or CC); found none"
+        )
+    if not header.is_file():
+        raise ValueError(f"compile_mode: the GPU kernels need Python's C headers; {header} is not there (python3-dev)")
 
 
 @functools.cache

@@ -1,39 +1,36 @@
-"""Triton is optional."""
+"""What kernels need of the machine is asked for by name."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import sysconfig
 
-WITHOUT_TRITON = """
-import logging, pkgutil, sys
-from importlib import import_module
-from types import SimpleNamespace
+import pytest
 
-sys.modules["triton"] = None  # its import now fails
-logging.basicConfig(format="%(message)s")
-
-import torch
-from pi05_ros.engine import kernels
-from pi05_ros.engine.kernels import language, norms
-
-for module in pkgutil.iter_modules(kernels.__path__):
-    import_module(f"{kernels.__name__}.{module.name}")
-
-x, out = torch.ones(1, 8), torch.empty(1, 8)
-norms.add_rms_norm(x, x.clone(), torch.ones(8), out)
-print(out.sum().round().item())
-print([language.runs_triton(SimpleNamespace(is_cuda=True)) for _ in range(2)])
-"""
+from pi05_ros.engine.kernels import language
 
 
-def test_without_triton_the_plain_twins_run_which_is_said_once() -> None:
-    root = Path(__file__).parents[3]
-    result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TRITON], cwd=root, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["8.0", "[False, False]"]
-    assert len(result.stderr.splitlines()) == 1
-    assert "Triton cannot be imported" in result.stderr
+@pytest.fixture(autouse=True)
+def a_machine_with_everything(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(language, "AVAILABLE", True)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setenv("CC", "a-compiler")
+
+
+def test_a_machine_with_everything_will_do() -> None:
+    language.check_compiler()
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match="C compiler"):
+        language.check_compiler()
+    monkeypatch.setattr(language, "AVAILABLE", False)
+    language.check_compiler()  # plain operations need none
+
+
+def test_missing_headers_are_named(tmp_path) -> None:
+    (tmp_path / "Python.h").unlink()
+    with pytest.raises(ValueError, match="python3-dev"):
+        language.check_compiler()
