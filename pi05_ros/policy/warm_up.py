@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pi05_ros.checkpoint import Checkpoint
-from pi05_ros.engine.buckets import PROMPT_STEP
+from pi05_ros.engine.buckets import padded
 from pi05_ros.errors import ObservationError
 from pi05_ros.policy.binding import Binding
 from pi05_ros.policy.inputs import as_integer
@@ -38,7 +38,7 @@ def rehearsals(
         if prompt_lengths is None
         else [as_integer("prompt_lengths", length, 1, limit) for length in prompt_lengths]
     )
-    buckets = {min(-(-length // PROMPT_STEP) * PROMPT_STEP, limit) for length in lengths}
+    buckets = {min(padded(length), limit) for length in lengths}
     images = {name: _black(f"image_shapes.{name}", shape) for name, shape in image_shapes.items()}
     state = np.zeros(binding.state_dim)
     # Captured graphs share one pool of memory, and the smaller ones then fit into what the largest left.

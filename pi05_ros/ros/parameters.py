@@ -38,7 +38,7 @@ PARAMETERS = (
     Spec(
         "precision",
         "openpi",
-        "Of weights and activations. fp8: as openpi, with vision and prefix in float8 (GPUs from 8.9).",
+        "Of weights and activations. fp8: as openpi, MLPs of vision and prefix in float8 (GPUs of 8.9 or more).",
         choices=("openpi", "float32", "bfloat16", "fp8"),
     ),
     Spec(
