@@ -19,7 +19,7 @@ from rclpy.parameter import Parameter
 
 from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.msg import PolicyStatus
-from pi05_ros.policy import Policy
+from pi05_ros.policy import Policy, load_profile
 from pi05_ros.ros.deployment import Deployment
 from pi05_ros.ros.node import PolicyNode
 from ros.robot_stand_in import POSE, Robot
@@ -194,3 +194,11 @@ def test_a_cpu_is_not_warmed_up(checkpoint: Path, monkeypatch: pytest.MonkeyPatc
     finally:
         station.thread.start()
         station.close()
+
+
+def test_the_simulated_robot_has_the_image_sizes_that_its_profile_says() -> None:
+    """Else the node would warm up for others."""
+    from pi05_ros.sim.node import PARAMETERS
+
+    size = PARAMETERS["camera_height"][0], PARAMETERS["camera_width"][0]
+    assert {(camera.height, camera.width) for camera in load_profile("aloha_sim").cameras} == {size}
