@@ -159,8 +159,8 @@ class Policy:
                 prefix_cache=prefix_cache,
                 fp8=fp8,
             )
-        except ValueError as error:  # all options are checked: it is a size of the model
-            raise Pi05Error(f'{error}: set compile_mode="plain".') from error
+        except ValueError as error:  # the options are checked: it is the model's size, or a machine without compiler
+            raise Pi05Error(f'{error}. compile_mode="plain" runs without kernels.') from error
         engine = Engine(engine_path, max_batch=max_batch, batch_delay=batch_delay_ms / 1e3)
         return cls(checkpoint, binding, profile, engine, prompts, normalizers, precision, tokenizer_error)
 
