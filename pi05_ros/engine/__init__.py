@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from pi05_ros.engine.engine import Engine
-from pi05_ros.engine.fast import FastPath
+from pi05_ros.engine.fast import FastPath, check_fast_path
 from pi05_ros.engine.plain import PlainPath
 from pi05_ros.engine.requests import EngineRequest, EngineResult, Outcome, Path
 from pi05_ros.model import Pi05Model
@@ -46,5 +46,6 @@ __all__ = [
     "Outcome",
     "Path",
     "PlainPath",
+    "check_fast_path",
     "make_path",
 ]

@@ -18,7 +18,7 @@ from pi05_ros.engine.prefix_cache import PrefixCache, PrefixKey
 from pi05_ros.engine.program import MAX_SCHEDULES, Program, Setting
 from pi05_ros.engine.requests import EngineRequest, Outcome
 from pi05_ros.engine.schedule import Schedule, make_schedule
-from pi05_ros.model import Pi05Model, Prefix
+from pi05_ros.model import Pi05Config, Pi05Model, Prefix
 from pi05_ros.model.gemma import rotary
 from pi05_ros.model.pi05 import TIME_GRIDS
 
@@ -53,12 +53,10 @@ class FastPath:
         for field, value, known in (("resize", resize, DIALECTS), ("time_grid", time_grid, TIME_GRIDS)):
             if value not in known:
                 raise ValueError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
-        _check_sizes(model)
         self.model = model
         self.device = model.action_in_proj.weight.device
+        check_fast_path(model.config, self.device)
         on_gpu = self.device.type == "cuda"
-        if on_gpu:
-            check_compiler()
         self.name = "graphs" if graphs and on_gpu else "eager"
         self.time_grid, self.max_programs, self.max_program_bytes = time_grid, max_programs, max_program_bytes
         self.cache: PrefixCache[Tensor] = PrefixCache(prefix_cache, size=lambda kv: kv.nbytes)
@@ -204,20 +202,22 @@ def _needs_gradients(request: EngineRequest) -> bool:
     return request.rtc is not None and request.rtc.jacobian == "vjp"
 
 
-def _check_sizes(model: Pi05Model) -> None:
-    """Raise ValueError for a model that kernels have not been written for."""
-    config = model.config
+def check_fast_path(config: Pi05Config, device: torch.device) -> None:
+    """Whether kernels have been written for these sizes and can be compiled here; known before weights are read.
+
+    Raises ValueError that names the size, or what the machine lacks.
+    """
     if config.prefix.kv_heads != 1:
-        raise ValueError(
-            f"prefix.kv_heads: the fast path expects 1, got {config.prefix.kv_heads}; the plain one runs it"
-        )
+        raise ValueError(f"prefix.kv_heads: the fast path expects 1, got {config.prefix.kv_heads}")
     for name, value in (
         ("expert.width", config.expert.width),
         ("expert.mlp", config.expert.mlp),
         ("prefix.head_dim", config.prefix.head_dim),
     ):
         if value & (value - 1):
-            raise ValueError(f"{name}: the fast path expects a power of two, got {value}; the plain one runs it")
+            raise ValueError(f"{name}: the fast path expects a power of two, got {value}")
+    if device.type == "cuda":
+        check_compiler()
 
 
 class _Clock:

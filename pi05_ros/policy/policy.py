@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from pi05_ros.checkpoint import Checkpoint, load_model, read_checkpoint, read_norm_stats
-from pi05_ros.engine import COMPILE_MODES, Engine, EngineRequest, EngineResult, make_path
+from pi05_ros.engine import COMPILE_MODES, Engine, EngineRequest, EngineResult, check_fast_path, make_path
 from pi05_ros.engine.images import DIALECTS
 from pi05_ros.errors import InferenceError, ObservationError, Pi05Error
 from pi05_ros.model import PRECISIONS, RtcGuidance, census
@@ -145,22 +145,24 @@ class Policy:
         binding = bind(checkpoint, profile, raw, adapt_to_pi, delta_actions)
         normalizers = make_normalizers(checkpoint, binding, off=raw or normalization == "none")
         prompts, tokenizer_error = find_tokenizer(checkpoint, tokenizer, truncate_prompt, required=not raw)
+        if compile_mode != "plain":
+            try:
+                check_fast_path(checkpoint.config, target)
+            except ValueError as error:
+                raise Pi05Error(f'{error}. compile_mode="plain" runs without kernels.') from error
         fp8 = precision == "fp8"
         model = load_model(path, target, "openpi" if fp8 else precision, checkpoint.config, progress)
         counts = ", ".join(f"{dtype} {number:,}" for dtype, number in sorted(census(model).items()))
         logger.info("Parameters by dtype: %s", counts)
         dialect = "openpi" if checkpoint.layout == "openpi" else "lerobot"
-        try:
-            engine_path = make_path(
-                model,
-                compile_mode,
-                resize=resize or dialect,
-                time_grid=time_grid or dialect,
-                prefix_cache=prefix_cache,
-                fp8=fp8,
-            )
-        except ValueError as error:  # the options are checked: it is the model's size, or a machine without compiler
-            raise Pi05Error(f'{error}. compile_mode="plain" runs without kernels.') from error
+        engine_path = make_path(
+            model,
+            compile_mode,
+            resize=resize or dialect,
+            time_grid=time_grid or dialect,
+            prefix_cache=prefix_cache,
+            fp8=fp8,
+        )
         engine = Engine(engine_path, max_batch=max_batch, batch_delay=batch_delay_ms / 1e3)
         return cls(checkpoint, binding, profile, engine, prompts, normalizers, precision, tokenizer_error)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pi05_ros.engine.kernels.activations import geglu, gelu_tanh
-from pi05_ros.engine.kernels.language import check_contiguous, jit, runs_triton, tl, triton
+from pi05_ros.engine.kernels.language import TensorDescriptor, check_contiguous, jit, runs_triton, tl, triton
 
 
 def gated_product(x: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -29,8 +29,6 @@ def gated_product_plain(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 def gated_product_triton(x: Tensor, weight: Tensor, out: Tensor, block: int = 128) -> None:
     """block: rows and columns of a tile."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
     check_contiguous(x=x, weight=weight, out=out)
     rows, inner, width = len(x), min(64, x.shape[1]), out.shape[1]
     _gated_product[(triton.cdiv(rows, block) * triton.cdiv(width, block),)](

@@ -16,7 +16,7 @@ try:
     import triton
     import triton.language as tl
 except ImportError:
-    triton = tl = None
+    triton = tl = TensorDescriptor = None
 
 AVAILABLE = triton is not None
 jit: Any = triton.jit if AVAILABLE else lambda function: function
