@@ -42,7 +42,7 @@ def test_the_guidance_of_each_step(steps: int) -> None:
     assert (schedule.steps, schedule.dt) == (steps, -1.0 / steps)
     times = [1.0 - index / steps for index in range(steps)]
     assert schedule.times.tolist() == pytest.approx(times)
-    for most in (0.5, 10.0):
+    for most in (0.5, 10.0, 1e6):
         bounded = schedule.guidance.clamp(max=most)
         assert bounded.tolist() == pytest.approx([guidance_weight(time, most) for time in times])
 
