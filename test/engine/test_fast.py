@@ -124,16 +124,18 @@ def test_what_float8_costs(plain: PlainPath) -> None:
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("length", [1, 9, 30])
 def test_nan_stays_with_its_request(length: int, cached: bool) -> None:
-    """kv and scratch are used again and again: what a poisoned request leaves there is nobody's."""
-    fast, poisoned, healthy = fast_path(tiny_model()), request(1, length=9), request(2, length)
+    """What it leaves in kv, which is used again, is nobody's: neither where a prefix will be nor behind."""
+    fast = fast_path(tiny_model())
+    poisoned, healthy, neighbour = request(1, length=30), request(2, length), request(3, length=12)
     poisoned.noise[:] = np.nan
-    batch = [poisoned, request(3, length=12)]
-    expected, neighbour = fast.run([healthy]).actions, fast.run([request(4), batch[1]]).actions[1]
+    healthy, neighbour = (dataclasses.replace(one, use_cache=cached) for one in (healthy, neighbour))
+    expected, both = fast.run([healthy]).actions, fast.run([healthy, neighbour]).actions
     assert np.isnan(fast.run([poisoned]).actions).all()
-    assert np.array_equal(fast.run([dataclasses.replace(healthy, use_cache=cached)]).actions, expected)
-    outcome = fast.run([dataclasses.replace(one, use_cache=cached) for one in batch])
-    assert np.isnan(outcome.actions[0]).all()
-    assert np.array_equal(outcome.actions[1], neighbour)
+    assert np.array_equal(fast.run([healthy]).actions, expected)
+    mixed = fast.run([poisoned, neighbour]).actions
+    assert np.isnan(mixed[0]).all()
+    assert np.array_equal(mixed[1], both[1])
+    assert np.array_equal(fast.run([healthy, neighbour]).actions, both)
 
 
 def test_a_failed_request_leaves_nothing_behind(fast: FastPath, plain: PlainPath) -> None:
@@ -187,7 +189,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("part", "sizes", "message"),
     [
-        ("prefix", {"kv_heads": 2}, "prefix.kv_heads: the fast path expects 1, got 2"),
+        ("prefix", {"kv_heads": 2}, "prefix.kv_heads: the fast path expects 1, got 2; the plain one runs it"),
         ("prefix", {"head_dim": 24}, "prefix.head_dim: the fast path expects a power of two, got 24"),
         ("expert", {"width": 48}, "expert.width: the fast path expects a power of two, got 48"),
         ("expert", {"mlp": 96}, "expert.mlp: the fast path expects a power of two, got 96"),

@@ -245,14 +245,16 @@ def test_hits_and_misses_in_a_batch(tiny: FastPath, plain: PlainPath) -> None:
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_nan_stays_with_its_request(tiny: FastPath, use_cache: bool) -> None:
-    poisoned, neighbour, healthy = (ask(seed, 5 * seed, use_cache=use_cache) for seed in (1, 2, 3))
+    poisoned = ask(1, length=30, use_cache=use_cache)  # long: its actions stand behind where prefixes are written
+    healthy, neighbour = (ask(seed, length=seed, use_cache=use_cache) for seed in (2, 3))
     poisoned.noise[:] = np.nan
-    expected, beside = tiny.run([healthy]).actions, tiny.run([healthy, neighbour]).actions[1]
+    expected, both = tiny.run([healthy]).actions, tiny.run([healthy, neighbour]).actions
     assert np.isnan(tiny.run([poisoned]).actions).all()
     assert np.array_equal(tiny.run([healthy]).actions, expected)
-    both = tiny.run([poisoned, neighbour]).actions
-    assert np.isnan(both[0]).all()
-    assert np.array_equal(both[1], beside)
+    mixed = tiny.run([poisoned, neighbour]).actions
+    assert np.isnan(mixed[0]).all()
+    assert np.array_equal(mixed[1], both[1])
+    assert np.array_equal(tiny.run([healthy, neighbour]).actions, both)
 
 
 def test_timings_by_stage(tiny: FastPath) -> None:

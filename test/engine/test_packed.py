@@ -17,7 +17,6 @@ from pi05_ros.engine.packed import PackedWeights, pack
 from pi05_ros.engine.products import Matrix
 from pi05_ros.model import Pi05Model
 
-
 MLP = ("fc1", "fc2", "gate_up", "down")
 """Matrices that float8 replaces, of layers of either tower."""
 
