@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pi05_ros.engine.kernels.language import check_contiguous, jit, runs_triton, tl, triton
+from pi05_ros.engine.kernels.language import check_contiguous, jit_for_any, runs_triton, tl, triton
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, out: Tensor) -> None:
@@ -53,7 +53,7 @@ def _tiles(dtype: torch.dtype, batch: int) -> tuple[int, int, int, int]:
     return (64, 64, 4, 3) if batch == 1 else (128, 64, 8, 2)
 
 
-@jit
+@jit_for_any("rows")
 def _attend(
     q, keys, values, lengths, out, rows, keys_stride, values_stride,
     D: tl.constexpr, SCALE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,

@@ -33,7 +33,7 @@ from pi05_ros.engine.kernels.denoise_phases import (
     split_product,
     start,
 )
-from pi05_ros.engine.kernels.language import jit, runs_triton, tl, triton
+from pi05_ros.engine.kernels.language import jit_for_any, runs_triton, tl, triton
 from pi05_ros.engine.packed import ExpertWeights
 from pi05_ros.engine.schedule import Schedule
 from pi05_ros.model.gemma import MASKED, Rotary, normalize_rms
@@ -57,7 +57,10 @@ class DenoiseInputs:
     max_weight: Tensor
 
 
-@jit
+@jit_for_any(
+    "rows", "horizon", "capacity", "stretches", "stretch_keys", "first_step", "end_step", "steps", "first_layer",
+    "end_layer",
+)  # fmt: skip
 def _denoise(
     # what a request brings, float32 but lengths: [B, H, A], [B], [B, H, A], [B, H], [B]
     x_t, lengths, previous, pull, max_weight,

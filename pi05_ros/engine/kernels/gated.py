@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pi05_ros.engine.kernels.activations import geglu, gelu_tanh
-from pi05_ros.engine.kernels.language import TensorDescriptor, check_contiguous, jit, runs_triton, tl, triton
+from pi05_ros.engine.kernels.language import TensorDescriptor, check_contiguous, jit_for_any, runs_triton, tl, triton
 
 
 def gated_product(x: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -45,7 +45,7 @@ def gated_product_triton(x: Tensor, weight: Tensor, out: Tensor, block: int = 12
     )
 
 
-@jit
+@jit_for_any("rows")
 def _gated_product(x, weight, out, rows, depth, WIDTH: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr):
     """Tiles of the same columns follow each other, so that all rows find their weights in the cache."""
     row_blocks = tl.cdiv(rows, BLOCK)

@@ -21,6 +21,13 @@ except ImportError:
 
 AVAILABLE = triton is not None
 jit: Any = triton.jit if AVAILABLE else lambda function: function
+
+
+def jit_for_any(*sizes: str) -> Any:
+    """jit, but compiled once for all values of the named integers, where a kernel gains nothing by knowing more."""
+    return functools.partial(triton.jit, do_not_specialize=list(sizes)) if AVAILABLE else lambda function: function
+
+
 logger = logging.getLogger(__name__)
 
 
