@@ -236,11 +236,11 @@ def test_graphs_after_others_took_their_place(model: Pi05Model, plain: PlainPath
 
 def test_hits_and_misses_in_a_batch(tiny: FastPath, plain: PlainPath) -> None:
     requests = [ask(1), ask(2, length=32), ask(3, length=1)]
-    known = tiny.run(requests[1:2])
+    known = tiny.run(requests[:1])
     outcome = tiny.run(requests)
-    assert (known.hits, outcome.hits) == ((False,), (False, True, False))
+    assert (known.hits, outcome.hits) == ((False,), (True, False, False))
     assert difference(outcome.actions, alone(plain, requests)) < EXACT
-    assert np.array_equal(tiny.run(requests[1:2]).actions, known.actions)
+    assert np.array_equal(tiny.run(requests[:1]).actions, known.actions)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
