@@ -189,7 +189,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("part", "sizes", "message"),
     [
-        ("prefix", {"kv_heads": 2}, "prefix.kv_heads: the fast path expects 1, got 2; the plain one runs it"),
+        ("prefix", {"kv_heads": 2}, "prefix.kv_heads: the fast path expects 1, got 2"),
         ("prefix", {"head_dim": 24}, "prefix.head_dim: the fast path expects a power of two, got 24"),
         ("expert", {"width": 48}, "expert.width: the fast path expects a power of two, got 48"),
         ("expert", {"mlp": 96}, "expert.mlp: the fast path expects a power of two, got 96"),
