@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,15 +16,21 @@ from pi05_ros.engine.images import DIALECTS
 from pi05_ros.engine.kernels.language import check_compiler
 from pi05_ros.engine.packed import pack
 from pi05_ros.engine.prefix_cache import PrefixCache, PrefixKey
-from pi05_ros.engine.program import MAX_SCHEDULES, Program, Setting
+from pi05_ros.engine.program import MAX_POSITIONS, MAX_SCHEDULES, Program, Setting
 from pi05_ros.engine.requests import EngineRequest, Outcome
 from pi05_ros.engine.schedule import Schedule, make_schedule
 from pi05_ros.model import Pi05Config, Pi05Model, Prefix
 from pi05_ros.model.gemma import rotary
 from pi05_ros.model.pi05 import TIME_GRIDS
 
-MAX_POSITIONS = 8192
-"""Positions of prefix and action tokens together: 30 cameras, and 8 MB of rotary tables."""
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all engines on a device, and of nothing else, so that nobody else is waited for.
+
+    One for all: libraries keep a workspace for every stream that they have seen, tens of megabytes, until the end.
+    """
+    return torch.cuda.Stream(device)
 
 
 class FastPath:
@@ -46,7 +53,7 @@ class FastPath:
         resize: dialect of ``images.py``; time_grid: of ``model/pi05.py``; prefix_cache: entries kept, 0 for none.
         graphs: capture each bucket's stages; False, or a CPU: run the same kernels (or their twins) one by one.
         fp8: the MLPs of vision and prefix in float8; the model's own are given up. max_programs, max_program_bytes:
-        what buckets may take before the least recently used goes.
+        what buckets may take in buffers before the least recently used goes; what graphs need beside them is shared.
         Raises ValueError that names the field, the size of the model that this path cannot run, or what the machine
         lacks to compile kernels.
         """
@@ -70,8 +77,7 @@ class FastPath:
         rope = table.cos[0, 0].contiguous(), table.sin[0, 0].contiguous()
         pool = torch.cuda.graph_pool_handle() if self.name == "graphs" else None
         self._setting = Setting(model.config, weights, rope, resize, self.device, pool)
-        # A stream of its own: what else the process does on this device neither waits for the engine nor holds it up.
-        self._stream = torch.cuda.Stream(self.device) if on_gpu else None
+        self._stream = _stream(self.device) if on_gpu else None
         if on_gpu:
             torch.cuda.synchronize(self.device)
         self._programs: OrderedDict[Bucket, Program] = OrderedDict()

@@ -22,6 +22,9 @@ from pi05_ros.engine.staging import Staging
 from pi05_ros.model import Pi05Config
 from pi05_ros.model.rtc import Guide
 
+MAX_POSITIONS = 8192
+"""Positions of prefix and action tokens together: 30 cameras, and 8 MB of rotary tables."""
+
 MAX_SCHEDULES = 4
 """Graphs of the flow that a program keeps, each of another number of steps."""
 
@@ -49,6 +52,7 @@ class Program:
     """
 
     def __init__(self, setting: Setting, bucket: Bucket) -> None:
+        """Raises ValueError: more positions than there are rotary embeddings for."""
         config, device, batch = setting.config, setting.device, bucket.batch
         self._setting, self.bucket = setting, bucket
         dtype = setting.weights.prefix.embed_tokens.dtype
@@ -73,6 +77,11 @@ class Program:
         vision, layers, head_dim = config.vision, config.prefix.layers, config.prefix.head_dim
         self.image_tokens = len(bucket.images) * vision.tokens
         self.positions = self.image_tokens + bucket.tokens
+        if self.positions + config.horizon > MAX_POSITIONS:
+            raise ValueError(
+                f"images, tokens: expected {MAX_POSITIONS} positions at most with the horizon's {config.horizon}, "
+                f"got {self.positions}"
+            )
         self._plans: list[ResizePlan] = [
             resize_plan(height, width, vision.image_size, setting.resize, device) for height, width, _ in bucket.images
         ]
@@ -106,9 +115,11 @@ class Program:
         self._prompt.upload()
 
     def put_noise(self, requests: Sequence[EngineRequest]) -> None:
-        """Noise, guidance and lengths, on their way to the device. Raises ValueError: guidance that does not fit."""
+        """Noise, guidance and lengths, on their way to the device. Raises ValueError: noise or guidance do not fit."""
         host = self._flow.host
         for row, request in enumerate(requests):
+            if request.noise.shape != host["noise"].shape[1:]:
+                raise ValueError(f"noise: expected {list(host['noise'].shape[1:])}, got {list(request.noise.shape)}")
             host["noise"][row] = request.noise
             host["lengths"][row] = self.image_tokens + len(request.tokens)
             for name in ("previous", "pull", "max_weight"):

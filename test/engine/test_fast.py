@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.small import EXACT, SQUARE, TINY, alone, difference, guidance, plain_path, request, tiny_model
 from pi05_ros.engine import EngineRequest, FastPath, PlainPath, make_path
+from pi05_ros.engine.program import MAX_POSITIONS
 from pi05_ros.model import Pi05Model
 
 CAMERAS = (SQUARE, (90, 120, "uint8"), (40, 30, "float32"))
@@ -199,3 +200,16 @@ def test_sizes_that_have_no_kernel(part: str, sizes: dict[str, int], message: st
     config = dataclasses.replace(TINY, **{part: dataclasses.replace(getattr(TINY, part), **sizes)})
     with pytest.raises(ValueError, match=message):
         fast_path(Pi05Model(config))
+
+
+@pytest.mark.parametrize("shape", [(TINY.action_dim,), (TINY.horizon + 1, TINY.action_dim), (1, TINY.action_dim)])
+def test_noise_of_another_shape_is_not_stretched(fast: FastPath, plain: PlainPath, shape: tuple[int, ...]) -> None:
+    wrong = dataclasses.replace(request(1), noise=np.zeros(shape, dtype=np.float32))
+    with pytest.raises(ValueError, match=r"noise: expected \[12, 32\], got \["):
+        fast.run([wrong])
+    assert difference(fast.run([request(2)]).actions, alone(plain, [request(2)])) < EXACT
+
+
+def test_more_positions_than_there_are_rotary_embeddings_for(fast: FastPath) -> None:
+    with pytest.raises(ValueError, match="tokens: expected 8192 positions at most"):
+        fast.run([request(1, length=MAX_POSITIONS)])
