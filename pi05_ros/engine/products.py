@@ -21,7 +21,6 @@ from pi05_ros.engine.kernels.quantize import (
     add_rms_norm_fp8,
     geglu_fp8,
     gelu_fp8,
-    quantize_rows,
     quantize_weight,
 )
 
@@ -74,15 +73,6 @@ def product(x: Operand, matrix: Matrix, dtype: torch.dtype) -> Tensor:
         out_dtype=dtype,
         use_fast_accum=True,
     )
-
-
-def operand(x: Tensor, matrix: Matrix) -> Operand:
-    """x [M, in] for a product with ``matrix``."""
-    if matrix.scale is None:
-        return Operand(x)
-    quantized = _empty_float8(x, x.shape[1])
-    quantize_rows(x, quantized.values, _scale(quantized))
-    return quantized
 
 
 def rms_normed(x: Tensor, delta: Tensor | None, scale: Tensor, matrix: Matrix) -> Operand:

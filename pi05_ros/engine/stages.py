@@ -15,10 +15,10 @@ from pi05_ros.engine.kernels.attention import attend
 from pi05_ros.engine.kernels.rotary import rotate_qkv
 from pi05_ros.engine.packed import PrefixWeights, VisionWeights
 from pi05_ros.engine.products import (
+    Operand,
     gated,
     gelu_product,
     layer_normed,
-    operand,
     product,
     rms_normed,
 )
@@ -44,7 +44,7 @@ def encode_images(weights: VisionWeights, patches: Tensor, heads: int, dtype: to
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         with sdpa_kernel(VISION_ATTENTION, set_priority=True):
             attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
-        delta, pending = product(operand(attended, layer.out), layer.out.without_bias(), x.dtype), layer.out.bias
+        delta, pending = product(Operand(attended), layer.out.without_bias(), x.dtype), layer.out.bias
         normed = layer_normed(x, delta, layer.norm2.weight, layer.norm2.bias, layer.fc1, pending)
         hidden = gelu_product(normed, layer.fc1, layer.fc2, x.dtype)
         delta, pending = product(hidden, layer.fc2.without_bias(), x.dtype), layer.fc2.bias
@@ -76,7 +76,7 @@ def encode_prefix(
         rotate_qkv(qkv.view(batch, length, -1), *rope, q, keys[index], values[index])
         attended = torch.empty_like(q)
         attend(q, keys[index], values[index], lengths, attended)
-        delta = product(operand(attended.view(batch * length, -1), layer.out), layer.out, x.dtype)
+        delta = product(Operand(attended.view(batch * length, -1)), layer.out, x.dtype)
         normed = rms_normed(rows, delta, layer.mlp_scale, layer.gate_up)
         delta = product(gated(normed, layer.gate_up, layer.down, x.dtype), layer.down, x.dtype)
     only_kv = last.qkv.last_rows(2 * head_dim)

@@ -34,7 +34,7 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """weight [N, K] -> float8 [N, K] and its scales, float32 [1, N]: one for each output."""
     quantized = torch.empty_like(weight, dtype=FLOAT8)
     scale = torch.empty(len(weight), 1, device=weight.device)
-    quantize_rows_plain(weight, quantized, scale)
+    quantize_rows(weight, quantized, scale)
     return quantized, scale.view(1, -1)
 
 
@@ -42,20 +42,10 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_rows(x: Tensor, out8: Tensor, row_scale: Tensor) -> None:
-    """x -> out8 and row_scale."""
-    (quantize_rows_triton if runs_triton(x) else quantize_rows_plain)(x, out8, row_scale)
-
-
-def quantize_rows_plain(x: Tensor, out8: Tensor, row_scale: Tensor) -> None:
+    """x -> out8 and row_scale. In PyTorch: a part of the twins, and for weights. The kernels have store_quantized."""
     x = x.float()
     row_scale.copy_(x.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_PEAK) / LARGEST)
     out8.copy_(x * (1.0 / row_scale))
-
-
-def quantize_rows_triton(x: Tensor, out8: Tensor, row_scale: Tensor) -> None:
-    check_contiguous(x=x, out8=out8, row_scale=row_scale)
-    rows, width = x.shape
-    _quantize_rows[(rows,)](x, out8, row_scale, WIDTH=width, **whole_row(width))
 
 
 def add_rms_norm_fp8(x: Tensor, delta: Tensor | None, scale: Tensor, out8: Tensor, row_scale: Tensor) -> None:
@@ -66,7 +56,7 @@ def add_rms_norm_fp8(x: Tensor, delta: Tensor | None, scale: Tensor, out8: Tenso
 def add_rms_norm_fp8_plain(x: Tensor, delta: Tensor | None, scale: Tensor, out8: Tensor, row_scale: Tensor) -> None:
     normalized = torch.empty_like(x, dtype=torch.float32)
     add_rms_norm_plain(x, delta, scale, normalized)
-    quantize_rows_plain(normalized, out8, row_scale)
+    quantize_rows(normalized, out8, row_scale)
 
 
 def add_rms_norm_fp8_triton(x: Tensor, delta: Tensor | None, scale: Tensor, out8: Tensor, row_scale: Tensor) -> None:
@@ -101,7 +91,7 @@ def add_layer_norm_fp8_plain(
 ) -> None:
     normalized = torch.empty_like(x, dtype=torch.float32)
     add_layer_norm_plain(x, delta, weight, bias, normalized, delta_bias)
-    quantize_rows_plain(normalized, out8, row_scale)
+    quantize_rows(normalized, out8, row_scale)
 
 
 def add_layer_norm_fp8_triton(
@@ -127,7 +117,7 @@ def geglu_fp8(gate_up: Tensor, out8: Tensor, row_scale: Tensor) -> None:
 def geglu_fp8_plain(gate_up: Tensor, out8: Tensor, row_scale: Tensor) -> None:
     activated = torch.empty_like(out8, dtype=torch.float32)
     geglu_plain(gate_up, activated)
-    quantize_rows_plain(activated, out8, row_scale)
+    quantize_rows(activated, out8, row_scale)
 
 
 def geglu_fp8_triton(gate_up: Tensor, out8: Tensor, row_scale: Tensor) -> None:
@@ -142,19 +132,13 @@ def gelu_fp8(x: Tensor, out8: Tensor, row_scale: Tensor) -> None:
 
 
 def gelu_fp8_plain(x: Tensor, out8: Tensor, row_scale: Tensor) -> None:
-    quantize_rows_plain(F.gelu(x.float(), approximate="tanh"), out8, row_scale)
+    quantize_rows(F.gelu(x.float(), approximate="tanh"), out8, row_scale)
 
 
 def gelu_fp8_triton(x: Tensor, out8: Tensor, row_scale: Tensor) -> None:
     check_contiguous(x=x, out8=out8, row_scale=row_scale)
     rows, width = x.shape
     _gelu_fp8[(rows,)](x, out8, row_scale, WIDTH=width, **whole_row(width))
-
-
-@jit
-def _quantize_rows(x, out8, row_scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    store_quantized(out8, row_scale, row, load_row(x, row, WIDTH, BLOCK), WIDTH, BLOCK)
 
 
 @jit

@@ -41,17 +41,6 @@ def assert_same(place: Place, kernel: Quantize, twin: Quantize, rows: int, width
     assert (actual == expected).float().mean() > 0.99
 
 
-@pytest.mark.parametrize("width", [64, 100, 4304])
-def test_quantize_rows(place: Place, width: int) -> None:
-    x = place.randn(5, width) * torch.logspace(-6, 6, 5, device=place.device)[:, None].to(place.dtype)
-    assert_same(
-        place,
-        lambda out8, scale: quantize.quantize_rows_triton(x, out8, scale),
-        lambda out8, scale: quantize.quantize_rows_plain(x, out8, scale),
-        *x.shape,
-    )
-
-
 @pytest.mark.parametrize("pending", [True, False], ids=["delta", "no-delta"])
 def test_add_rms_norm_fp8(place: Place, pending: bool) -> None:
     x, delta = place.randn(5, 100), place.randn(5, 100) if pending else None
@@ -104,14 +93,14 @@ def test_gelu_fp8(place: Place) -> None:
 def test_what_is_not_finite_stays_visible(place: Place, bad: float) -> None:
     x = place.randn(3, 64)
     x[1, 7] = bad
-    out8, scale = quantized(lambda out8, scale: quantize.quantize_rows_triton(x, out8, scale), place, 3, 64)
+    out8, scale = quantized(lambda out8, scale: quantize.gelu_fp8_triton(x, out8, scale), place, 3, 64)
     assert (out8 * scale)[1, 7].isnan()
     assert (out8 * scale)[[0, 2]].isfinite().all()
 
 
 def test_zeros_stay_zeros(place: Place) -> None:
     x = torch.zeros(3, 64, device=place.device, dtype=place.dtype)
-    out8, scale = quantized(lambda out8, scale: quantize.quantize_rows_triton(x, out8, scale), place, 3, 64)
+    out8, scale = quantized(lambda out8, scale: quantize.gelu_fp8_triton(x, out8, scale), place, 3, 64)
     assert not out8.any()
     assert (scale > 0).all()
 
