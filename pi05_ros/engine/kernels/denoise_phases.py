@@ -45,10 +45,9 @@ def barrier(counter, arrivals, programs, ONLY: tl.constexpr):
             fence.acq_rel.gpu;
             red.relaxed.gpu.global.add.u32 [$1], 1;
         WAIT:
-            ld.relaxed.gpu.global.u32 v, [$1];
+            ld.acquire.gpu.global.u32 v, [$1];
             setp.lt.u32 p, v, $2;
             @p bra WAIT;
-            fence.acq_rel.gpu;
         DONE:
             mov.u32 $0, 0;
         }
