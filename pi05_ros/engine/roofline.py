@@ -120,7 +120,8 @@ def floors(config: Pi05Config, load: Workload, precision: str, ceilings: Ceiling
     """Stage -> the least milliseconds that this device needs for it.
 
     precision: of the engine; "openpi" counts as bfloat16 (its float32 islands are small), and "fp8" is fp8 products in
-    vision and prefix, with bfloat16 attention and action expert. Raises KeyError: no ceiling of that kind was measured.
+    vision and prefix, with bfloat16 attention and action expert: what a chip could do, where the engine quantises the
+    MLPs only (engine/packed.py). Raises KeyError: no ceiling of that kind was measured.
     """
     result = {}
     for stage, cost in count(config, load).items():
