@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -13,20 +15,28 @@ from torch import Tensor
 
 from pi05_ros.engine.buckets import Bucket
 from pi05_ros.engine.images import DIALECTS
-from pi05_ros.engine.kernels.language import check_compiler
+from pi05_ros.engine.kernels.denoise_buffers import Tiling
+from pi05_ros.engine.kernels.language import AVAILABLE, check_compiler
 from pi05_ros.engine.packed import pack
 from pi05_ros.engine.prefix_cache import PrefixCache, PrefixKey
-from pi05_ros.engine.program import MAX_POSITIONS, MAX_SCHEDULES, Program, Setting
+from pi05_ros.engine.program import MAX_POSITIONS, MAX_RECORDED_STEPS, Program, Setting
+from pi05_ros.engine.recording import Recorder, RecordingError
 from pi05_ros.engine.requests import EngineRequest, Outcome
+from pi05_ros.engine.roofline import has_fp8
 from pi05_ros.engine.schedule import Schedule, make_schedule
 from pi05_ros.model import Pi05Config, Pi05Model, Prefix
 from pi05_ros.model.gemma import rotary
 from pi05_ros.model.pi05 import TIME_GRIDS
 
+logger = logging.getLogger(__name__)
+
+MAX_SCHEDULES = 4
+"""Schedules that are kept, and with them the graphs of their flows, each of another number of steps."""
+
 
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all engines on a device, and of nothing else, so that nobody else is waited for.
+    """The stream of all engines on a device, and of nothing else: what else a process does there is not waited for.
 
     One for all: libraries keep a workspace for every stream that they have seen, tens of megabytes, until the end.
     """
@@ -51,7 +61,8 @@ class FastPath:
         """Takes the model over: its parameters become views of packed weights.
 
         resize: dialect of ``images.py``; time_grid: of ``model/pi05.py``; prefix_cache: entries kept, 0 for none.
-        graphs: capture each bucket's stages; False, or a CPU: run the same kernels (or their twins) one by one.
+        graphs: capture each bucket's stages; False, a CPU, or no Triton: run the same kernels (or their twins) one by
+        one.
         fp8: the MLPs of vision and prefix in float8; the model's own are given up. max_programs, max_program_bytes:
         what buckets may take in buffers before the least recently used goes; what graphs need beside them is shared.
         Raises ValueError that names the field, the size of the model that this path cannot run, or what the machine
@@ -62,9 +73,9 @@ class FastPath:
                 raise ValueError(f"{field}: expected one of {', '.join(known)}, got {value!r}")
         self.model = model
         self.device = model.action_in_proj.weight.device
-        check_fast_path(model.config, self.device)
+        check_fast_path(model.config, self.device, fp8)
         on_gpu = self.device.type == "cuda"
-        self.name = "graphs" if graphs and on_gpu else "eager"
+        self.name = "graphs" if graphs and on_gpu and AVAILABLE else "eager"
         self.time_grid, self.max_programs, self.max_program_bytes = time_grid, max_programs, max_program_bytes
         self.cache: PrefixCache[Tensor] = PrefixCache(prefix_cache, size=lambda kv: kv.nbytes)
         weights = pack(model, fp8)
@@ -75,11 +86,11 @@ class FastPath:
             model.config.rope_frequencies,
         )
         rope = table.cos[0, 0].contiguous(), table.sin[0, 0].contiguous()
-        pool = torch.cuda.graph_pool_handle() if self.name == "graphs" else None
-        self._setting = Setting(model.config, weights, rope, resize, self.device, pool)
+        recorder = Recorder(self.device) if self.name == "graphs" else None
+        self._setting = Setting(model.config, weights, rope, resize, self.device, recorder)
         self._stream = _stream(self.device) if on_gpu else None
-        if on_gpu:
-            torch.cuda.synchronize(self.device)
+        if on_gpu:  # the weights are packed on the caller's stream
+            torch.cuda.current_stream(self.device).synchronize()
         self._programs: OrderedDict[Bucket, Program] = OrderedDict()
         self._schedules: OrderedDict[int, Schedule] = OrderedDict()
 
@@ -95,14 +106,24 @@ class FastPath:
     @torch.no_grad()
     def run(self, requests: Sequence[EngineRequest]) -> Outcome:
         """One batch. Raises ValueError for guidance that does not fit the noise, and whatever the device raises."""
-        if self._stream is None:
-            return self._run(requests)
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-            return self._run(requests)
+        with self._on_device():
+            try:
+                return self._run(requests, captured=self.name == "graphs" and requests[0].graphs is not False)
+            except RecordingError as error:
+                logger.error("This engine runs uncaptured, which is slower, until it is made anew. %s", error)
+                self.name = "eager"
+            return self._run(requests, captured=False)
 
-    def _run(self, requests: Sequence[EngineRequest]) -> Outcome:
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
+
+    def _run(self, requests: Sequence[EngineRequest], captured: bool) -> Outcome:
         clock = _Clock(self.device)
-        captured = self.name == "graphs" and requests[0].graphs is not False
         program = self._program(Bucket.of(requests[0], len(requests)))
         keys = [self._key(request) for request in requests]
         found = [None if key is None else self.cache.get(key) for key in keys]
@@ -136,8 +157,8 @@ class FastPath:
         self._programs.clear()
         self._schedules.clear()
         del self._setting, self.model
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if self._stream is not None:
+            self._stream.synchronize()
             torch.cuda.empty_cache()
 
     def _encode(
@@ -174,9 +195,16 @@ class FastPath:
         return PrefixKey(request.images, request.tokens, identity=self._setting.resize)
 
     def _program(self, bucket: Bucket) -> Program:
+        """The bucket's program. Others go if it is new and there are too many, or no memory for it."""
         program = self._programs.get(bucket)
         if program is None:
-            program = self._programs[bucket] = Program(self._setting, bucket)
+            try:
+                program = Program(self._setting, bucket)
+            except torch.OutOfMemoryError:
+                logger.warning("No memory for a new size of request: all others' buffers and graphs are given up.")
+                self._programs.clear()
+                program = Program(self._setting, bucket)
+            self._programs[bucket] = program
             while len(self._programs) > 2 and (  # one batch may need two
                 len(self._programs) > self.max_programs
                 or sum(one.nbytes for one in self._programs.values()) > self.max_program_bytes
@@ -189,9 +217,13 @@ class FastPath:
         schedule = self._schedules.pop(steps, None)
         if schedule is None:
             schedule = make_schedule(self.model, steps, self.time_grid)
+        if steps > MAX_RECORDED_STEPS:
+            return schedule
         self._schedules[steps] = schedule
         if len(self._schedules) > MAX_SCHEDULES:
-            self._schedules.popitem(last=False)
+            _, old = self._schedules.popitem(last=False)
+            for program in self._programs.values():
+                program.forget(old)
         return schedule
 
     def _guided_through_model(self, program: Program, request: EngineRequest) -> np.ndarray:
@@ -199,7 +231,8 @@ class FastPath:
         length = program.image_tokens + len(request.tokens)
         kv = program.kv[:, :, :, None, :length]
         seen = torch.ones(1, length, dtype=torch.bool, device=self.device)
-        prefix = Prefix(kv.new_empty(1, length, 0), seen, list(kv[0]), list(kv[1]))
+        embeddings = kv.new_empty(1, length, 0)  # nothing looks at them behind the prefix
+        prefix = Prefix(embeddings, seen, list(kv[0]), list(kv[1]))
         noise = torch.from_numpy(request.noise).to(self.device)[None]
         return self.model.denoise(prefix, noise, request.num_steps, self.time_grid, request.rtc).cpu().numpy()
 
@@ -208,22 +241,30 @@ def _needs_gradients(request: EngineRequest) -> bool:
     return request.rtc is not None and request.rtc.jacobian == "vjp"
 
 
-def check_fast_path(config: Pi05Config, device: torch.device) -> None:
+def check_fast_path(config: Pi05Config, device: torch.device, fp8: bool = False) -> None:
     """Whether kernels have been written for these sizes and can be compiled here; known before weights are read.
 
     Raises ValueError that names the size, or what the machine lacks.
     """
-    if config.prefix.kv_heads != 1:
-        raise ValueError(f"prefix.kv_heads: the fast path expects 1, got {config.prefix.kv_heads}")
+    prefix, expert = config.prefix, config.expert
+    if prefix.kv_heads != 1:
+        raise ValueError(f"prefix.kv_heads: the fast path expects 1, got {prefix.kv_heads}")
     for name, value in (
-        ("expert.width", config.expert.width),
-        ("expert.mlp", config.expert.mlp),
-        ("prefix.head_dim", config.prefix.head_dim),
+        ("expert.width", expert.width),
+        ("expert.mlp", expert.mlp),
+        ("prefix.head_dim", prefix.head_dim),
     ):
         if value & (value - 1):
             raise ValueError(f"{name}: the fast path expects a power of two, got {value}")
+    for dtype in (torch.float32, torch.bfloat16):
+        for batch in (1, 2):
+            tiling = Tiling.of(batch * config.horizon, dtype, expert.width, device)
+            tiling.check(expert.width, prefix.heads * prefix.head_dim, prefix.head_dim, expert.mlp)
     if device.type == "cuda":
         check_compiler()
+        if fp8 and not has_fp8(device):
+            found = "{}.{}".format(*torch.cuda.get_device_capability(device))
+            raise ValueError(f"precision: fp8 needs a GPU of compute capability 8.9 or more, got {found}")
 
 
 class _Clock:
@@ -244,7 +285,7 @@ class _Clock:
         self._marks.append((name, event))
 
     def wait(self) -> None:
-        """Until the device has done all it was asked for: the one synchronisation of an inference."""
+        """Until the device has done all that it was asked for, once an inference."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 

@@ -78,7 +78,7 @@ class PlainPath:
         began = time.monotonic()
         yield
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()
         timings[name] = (time.monotonic() - began) * 1e3
 
     def _key(self, request: EngineRequest) -> PrefixKey | None:

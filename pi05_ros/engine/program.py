@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pi05_ros.engine.buckets import Bucket
-from pi05_ros.engine.kernels.denoise import DenoiseBuffers, DenoiseInputs, denoise
+from pi05_ros.engine.kernels.denoise import DenoiseInputs, denoise
+from pi05_ros.engine.kernels.denoise_buffers import DenoiseBuffers
 from pi05_ros.engine.kernels.images import ResizePlan, images_to_patches, resize_plan
 from pi05_ros.engine.packed import PackedWeights
+from pi05_ros.engine.recording import Recorder
 from pi05_ros.engine.requests import EngineRequest
 from pi05_ros.engine.schedule import Schedule
 from pi05_ros.engine.stages import embed_prompt, encode_images, encode_prefix
@@ -25,16 +25,16 @@ from pi05_ros.model.rtc import Guide
 MAX_POSITIONS = 8192
 """Positions of prefix and action tokens together: 30 cameras, and 8 MB of rotary tables."""
 
-MAX_SCHEDULES = 4
-"""Graphs of the flow that a program keeps, each of another number of steps."""
+MAX_RECORDED_STEPS = 64
+"""A flow of more steps is launched as it is. It is one kernel: its graph saves a tenth of a millisecond, and its
+schedule, half a megabyte a step, would stay in memory with it."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """What all programs of an engine share.
 
-    rope: cos and sin, float32 [positions, D / 2]. pool: where captured graphs have their memory; they never run at the
-    same time, so they can use the same. None on a CPU.
+    rope: cos and sin, float32 [positions, D / 2]. recorder: of graphs; None where nothing is captured.
     """
 
     config: Pi05Config
@@ -42,7 +42,7 @@ class Setting:
     rope: tuple[Tensor, Tensor]
     resize: str
     device: torch.device
-    pool: Any
+    recorder: Recorder | None
 
 
 class Program:
@@ -52,7 +52,7 @@ class Program:
     """
 
     def __init__(self, setting: Setting, bucket: Bucket) -> None:
-        """Raises ValueError: more positions than there are rotary embeddings for."""
+        """Raises ValueError: more positions, or a larger batch, than kernels can do."""
         config, device, batch = setting.config, setting.device, bucket.batch
         self._setting, self.bucket = setting, bucket
         dtype = setting.weights.prefix.embed_tokens.dtype
@@ -90,10 +90,12 @@ class Program:
             (len(bucket.images), batch, vision.tokens, patch.shape[1]), dtype=patch.dtype, device=device
         )
         self._seen = torch.empty((batch, self.image_tokens, config.prefix.width), dtype=dtype, device=device)
+        if config.prefix.layers * batch * (self.positions + config.horizon) * head_dim >= 2**31:
+            raise ValueError(f"batch: {batch} requests of {self.positions} positions are more than kernels can address")
         self.kv = torch.zeros((2, layers, batch, self.positions + config.horizon, head_dim), dtype=dtype, device=device)
         self._buffers = DenoiseBuffers.allocate(setting.weights.expert, self.kv[0], config.horizon)
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
-        self._flow_graphs: OrderedDict[int, tuple[Schedule, torch.cuda.CUDAGraph]] = OrderedDict()
+        self._flow_graphs: dict[int, tuple[Schedule, torch.cuda.CUDAGraph]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -150,40 +152,32 @@ class Program:
             denoise(self._inputs, keys, values, setting.weights.expert, schedule, setting.rope, self._buffers)
             self._actions.copy_(self._inputs.x_t, non_blocking=True)
 
-        if not captured:
+        recorder = self._setting.recorder if captured and schedule.steps <= MAX_RECORDED_STEPS else None
+        if recorder is None:
             flow()
             return
         known, graph = self._flow_graphs.pop(schedule.steps, (None, None))
         if known is not schedule or graph is None:  # a graph reads its own schedule's memory
-            graph = self._capture(flow)
+            graph = recorder.record(flow)
         self._flow_graphs[schedule.steps] = schedule, graph
-        if len(self._flow_graphs) > MAX_SCHEDULES:
-            self._flow_graphs.popitem(last=False)
         graph.replay()
+
+    def forget(self, schedule: Schedule) -> None:
+        """Let go of the graph that reads this schedule."""
+        self._flow_graphs.pop(schedule.steps, None)
 
     def actions(self) -> np.ndarray:
         """The action chunks, float32 [B, H, A]: a copy, to be taken when the device has come to the end of the flow."""
         return self._actions.numpy().copy()
 
     def _run(self, name: str, stage: Callable[[], None], captured: bool) -> None:
-        if not captured:
+        recorder = self._setting.recorder if captured else None
+        if recorder is None:
             stage()
             return
         if name not in self._graphs:
-            self._graphs[name] = self._capture(stage)
+            self._graphs[name] = recorder.record(stage)
         self._graphs[name].replay()
-
-    def _capture(self, stage: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Run once as it is, which compiles kernels and lets libraries make up their minds, then record.
-
-        No stage uses its inputs up, so the replay that follows finds them as they were.
-        """
-        stage()
-        torch.cuda.synchronize(self._setting.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._setting.pool, capture_error_mode="thread_local"):
-            stage()
-        return graph
 
     def _vision(self) -> None:
         setting, vision = self._setting, self._setting.config.vision

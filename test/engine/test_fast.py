@@ -194,6 +194,8 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
         ("prefix", {"head_dim": 24}, "prefix.head_dim: the fast path expects a power of two, got 24"),
         ("expert", {"width": 48}, "expert.width: the fast path expects a power of two, got 48"),
         ("expert", {"mlp": 96}, "expert.mlp: the fast path expects a power of two, got 96"),
+        ("expert", {"width": 256, "mlp": 128}, "expert.mlp: the fast path expects a multiple of 256, got 128"),
+        ("expert", {"width": 256, "mlp": 512}, "prefix.head_dim: the fast path expects a multiple of 512, got 256"),
     ],
 )
 def test_sizes_that_have_no_kernel(part: str, sizes: dict[str, int], message: str) -> None:

@@ -24,7 +24,7 @@ import torch
 from engine.small import TINY, alone, difference, guidance, request
 from pi05_ros.checkpoint.random_weights import random_model
 from pi05_ros.engine import Engine, EngineRequest, FastPath, PlainPath
-from pi05_ros.engine.program import MAX_SCHEDULES
+from pi05_ros.engine.fast import MAX_SCHEDULES
 from pi05_ros.model import ExpertConfig, Pi05Config, Pi05Model, PrefixConfig, VisionConfig
 
 DEVICE = os.environ.get("PI05_ROS_GPU_TESTS_ON", "cuda")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 from engine.small import EXACT, SQUARE, alone, difference, plain_path, request, tiny_model
 from pi05_ros.engine import EngineRequest, FastPath, fast
 from pi05_ros.engine.buckets import Bucket
-from pi05_ros.engine.program import MAX_SCHEDULES, Program
+from pi05_ros.engine.fast import MAX_SCHEDULES
+from pi05_ros.engine.program import Program
+from pi05_ros.engine.recording import RecordingError
 
 BUCKETS = [request(seed, length=32 * seed) for seed in (1, 2, 3, 4)]
 """Requests each of another bucket, and each larger than the one before."""
@@ -120,6 +123,48 @@ def test_schedules_are_made_once_and_bounded(schedules: list[int]) -> None:
     requests = [request(seed, num_steps=steps) for seed, steps in enumerate(counts)]
     assert difference(alone(path, requests), expected(requests)) < EXACT
     assert schedules == [*range(1, MAX_SCHEDULES + 2), 2]
+
+
+def test_a_long_schedule_is_not_kept(schedules: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pi05_ros.engine.fast.MAX_RECORDED_STEPS", 2)
+    path = fast_path()
+    requests = [request(seed, num_steps=steps) for seed, steps in enumerate((2, 3, 3, 2))]
+    assert difference(alone(path, requests), expected(requests)) < EXACT
+    assert schedules == [2, 3, 3]
+
+
+def test_what_cannot_be_recorded_runs_uncaptured_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Unable:
+        """A recorder (there is no CUDA here) whose recordings fail."""
+
+        tries = 0
+
+        def record(self, stage: Any) -> Any:
+            self.tries += 1
+            raise RecordingError("out of luck")
+
+    path, recorder = fast_path(), Unable()
+    path.name, path._setting = "graphs", dataclasses.replace(path._setting, recorder=recorder)
+    requests = [request(seed) for seed in (1, 2)]
+    assert difference(alone(path, requests), expected(requests)) < EXACT
+    assert (path.name, recorder.tries) == ("eager", 1)
+    assert "runs uncaptured, which is slower, until it is made anew. out of luck" in caplog.text
+
+
+def test_without_memory_for_a_new_program_the_others_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = fast_path()
+    path.run([BUCKETS[0]])
+
+    class Short(Program):
+        """The device's memory is short as long as another program is there."""
+
+        def __init__(self, setting: Any, bucket: Bucket) -> None:
+            if path._programs:
+                raise torch.OutOfMemoryError
+            super().__init__(setting, bucket)
+
+    monkeypatch.setattr("pi05_ros.engine.fast.Program", Short)
+    assert difference(path.run([BUCKETS[1]]).actions, expected([BUCKETS[1]])) < EXACT
 
 
 def test_a_shorter_prompt_is_padded_anew() -> None:

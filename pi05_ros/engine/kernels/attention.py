@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pi05_ros.engine.kernels.language import check_contiguous, jit_for_any, runs_triton, tl, triton
+from pi05_ros.engine.kernels.language import (
+    ROOMY,
+    check_contiguous,
+    jit_for_any,
+    runs_triton,
+    shared_memory,
+    tl,
+    triton,
+)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, out: Tensor) -> None:
@@ -35,7 +43,7 @@ def attend_triton(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, out:
     check_contiguous(q=q, out=out, keys_row=keys[0], values_row=values[0])
     batch, length, heads, head_dim = q.shape
     rows = length * heads
-    block, block_keys, warps, stages = _tiles(q.dtype, batch)
+    block, block_keys, warps, stages = _tiles(q.dtype, batch, q.device)
     _attend[(triton.cdiv(rows, block), batch)](
         q, keys, values, lengths, out, rows, keys.stride(0), values.stride(0),
         D=head_dim, SCALE=head_dim**-0.5 * 1.4426950408889634, BM=block, BN=block_keys, STAGES=stages,
@@ -43,13 +51,15 @@ def attend_triton(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, out:
     )  # fmt: skip
 
 
-def _tiles(dtype: torch.dtype, batch: int) -> tuple[int, int, int, int]:
+def _tiles(dtype: torch.dtype, batch: int, device: torch.device) -> tuple[int, int, int, int]:
     """Query rows and keys of a tile, warps, pipeline stages.
 
     64 rows make one wave on 132 multiprocessors of one sample of 968 positions; with more samples larger tiles win.
     """
     if dtype == torch.float32:
         return 16, 32, 4, 1
+    if shared_memory(device) < ROOMY:
+        return 64, 32, 4, 2
     return (64, 64, 4, 3) if batch == 1 else (128, 64, 8, 2)
 
 

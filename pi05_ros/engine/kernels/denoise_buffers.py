@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pi05_ros.engine.kernels.language import ROOMY, shared_memory
 from pi05_ros.engine.packed import ExpertWeights
 
 
@@ -42,26 +42,71 @@ class Tiling:
         """For ``rows`` action tokens, activations of ``dtype`` and an expert of ``width``.
 
         Found by trying on an H200, where a tile of each product for every multiprocessor is worth more than fewer
-        reads. Half the shared memory is all that the smaller GPUs have.
+        reads; the others are what fits a GPU with half its shared memory.
         """
-        if width < 256:  # test models
-            return Tiling(16, 16, 16, 16, 16, 1, 2, 16, 32, 16, 1, warps=4)
-        roomy = device.type == "cuda" and _shared_memory(device) >= 200 * 1024
+        if width < 256:
+            return _TEST_MODELS
         if dtype == torch.float32:
-            return Tiling(64, 32, 64, 64, 32, 3, 8, 16, 32, 32, 1)
-        if rows <= 64:
-            if roomy:
-                return Tiling(64, 32, 64, 64, 64, 6, 8, 32, 128, 64, 3)
-            return Tiling(64, 32, 64, 64, 64, 4, 8, 32, 128, 32, 2)
-        if roomy:
-            return Tiling(128, 64, 128, 128, 64, 4, 8, 128, 128, 64, 2, combined_rows=16)
-        return Tiling(64, 64, 64, 64, 64, 4, 8, 32, 128, 32, 2, combined_rows=16)
+            return _FLOAT32
+        small, large = (_ONE, _MANY) if shared_memory(device) >= ROOMY else (_ONE_SMALL, _MANY_SMALL)
+        return small if rows <= small.rows else large
+
+    def check(self, width: int, heads_width: int, head_dim: int, mlp: int) -> None:
+        """Raises ValueError naming the size of a model that these tiles do not divide: kernels mask rows only."""
+        for name, value, least in (
+            ("expert.width", width, max(self.part_columns, self.inner)),
+            ("prefix.heads * prefix.head_dim", heads_width, self.parts * self.inner),
+            ("prefix.head_dim", head_dim, self.columns),
+            ("expert.mlp", mlp, max(self.parts * self.inner, self.gate_columns // 2)),
+        ):
+            if value % least:
+                raise ValueError(f"{name}: the fast path expects a multiple of {least}, got {value}")
 
 
-def _shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have."""
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)
+_ONE = Tiling(
+    rows=64,
+    columns=32,
+    part_columns=64,
+    gate_columns=64,
+    inner=64,
+    stages=6,
+    parts=8,
+    query_rows=32,
+    keys=128,
+    block_keys=64,
+    attention_stages=3,
+)
+_MANY = Tiling(
+    rows=128,
+    columns=64,
+    part_columns=128,
+    gate_columns=128,
+    inner=64,
+    stages=4,
+    parts=8,
+    query_rows=128,
+    keys=128,
+    block_keys=64,
+    attention_stages=2,
+    combined_rows=16,
+)
+_ONE_SMALL = replace(_ONE, stages=4, block_keys=32, attention_stages=2)
+_MANY_SMALL = replace(_ONE_SMALL, columns=64, combined_rows=16)
+_FLOAT32 = replace(_ONE, inner=32, stages=3, query_rows=16, keys=32, block_keys=32, attention_stages=1)
+_TEST_MODELS = Tiling(
+    rows=16,
+    columns=16,
+    part_columns=16,
+    gate_columns=16,
+    inner=16,
+    stages=1,
+    parts=2,
+    query_rows=16,
+    keys=32,
+    block_keys=16,
+    attention_stages=1,
+    warps=4,
+)
 
 
 @dataclass(frozen=True)

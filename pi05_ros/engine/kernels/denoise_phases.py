@@ -157,7 +157,7 @@ def modulation_of(modulation, W: tl.constexpr):
 @jit
 def merge(program, programs, rows, parts, x, h, gate, scale, shift, PARTS: tl.constexpr, W: tl.constexpr,
            R: tl.constexpr):  # fmt: skip
-    """gate, scale, shift: see _modulation; asked for ahead of the barrier, because nothing else is as cold."""
+    """gate, scale, shift: see modulation_of; asked for ahead of the barrier, because nothing else is as cold."""
     col = tl.arange(0, W)[None, :]
     for first in range(program * R, rows, programs * R):
         row = first + tl.arange(0, R)[:, None]

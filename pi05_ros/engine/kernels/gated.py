@@ -10,7 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pi05_ros.engine.kernels.activations import geglu, gelu_tanh
-from pi05_ros.engine.kernels.language import TensorDescriptor, check_contiguous, jit_for_any, runs_triton, tl, triton
+from pi05_ros.engine.kernels.language import (
+    ROOMY,
+    TensorDescriptor,
+    check_contiguous,
+    jit_for_any,
+    runs_triton,
+    shared_memory,
+    tl,
+    triton,
+)
 
 
 def gated_product(x: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -19,8 +28,13 @@ def gated_product(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 
 def _is_one_kernel(x: Tensor) -> bool:
-    """Only where tiles are copied by hardware does the kernel keep up with the library's products."""
-    return runs_triton(x) and x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device)[0] >= 9
+    """Only where tiles are copied by hardware, and many fit, does the kernel keep up with the library's products."""
+    return (
+        runs_triton(x)
+        and x.dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(x.device)[0] >= 9
+        and shared_memory(x.device) >= ROOMY
+    )
 
 
 def gated_product_plain(x: Tensor, weight: Tensor, out: Tensor) -> None:

@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 try:
@@ -39,6 +40,19 @@ def runs_triton(x: Tensor) -> bool:
     if x.is_cuda and not AVAILABLE:
         _warn()
     return x.is_cuda and AVAILABLE
+
+
+ROOMY = 200 * 1024
+"""Bytes of shared memory that a program of the larger GPUs (compute capability 9.0, 10.0) has at least."""
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have; 0 on a CPU, where tiles are those of the smaller GPUs."""
+    if device.type != "cuda":
+        return 0
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 def check_compiler() -> None:
