@@ -30,6 +30,9 @@ from pi05_ros.errors import DeadlineError, EngineBusyError, EngineClosedError, I
 
 logger = logging.getLogger(__name__)
 
+MAX_BATCH_DELAY = 60.0
+"""Seconds. Beyond any use, and within what a clock can wait for."""
+
 REFUSALS = {"busy": EngineBusyError, "deadline": DeadlineError, "closed": EngineClosedError}
 
 
@@ -61,8 +64,8 @@ class Engine:
         for name, value in (("max_batch", max_batch), ("max_queue", max_queue)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}: expected an integer of 1 or more, got {value!r}")
-        if not isinstance(batch_delay, (int, float)) or not 0.0 <= batch_delay < float("inf"):
-            raise ValueError(f"batch_delay: expected seconds, 0 or more, got {batch_delay!r}")
+        if not isinstance(batch_delay, (int, float)) or not 0.0 <= batch_delay <= MAX_BATCH_DELAY:
+            raise ValueError(f"batch_delay: expected seconds, 0 to {MAX_BATCH_DELAY:g}, got {batch_delay!r}")
         self.path, self.device = path, path.device
         self.max_batch, self.batch_delay, self.max_queue = max_batch, batch_delay, max_queue
         self._changed = threading.Condition()  # guards everything below
@@ -150,13 +153,17 @@ class Engine:
             self._drain = drain and (self._drain or not self._closing)
             self._closing = True
             self._changed.notify()
-        if self._thread is threading.current_thread():
+        if self.is_own_thread():
             return False
         self._thread.join(timeout)
         if self._thread.is_alive():
             logger.warning("The engine is closed, but a running inference has not ended yet.")
             return False
         return True
+
+    def is_own_thread(self) -> bool:
+        """True where callbacks run: whoever waits there for a request waits for himself."""
+        return self._thread is threading.current_thread()
 
     # ---- the queue; the lock is held ----
 

@@ -73,7 +73,9 @@ class Program:
         )
         guidance = {name: self._flow.device[name] for name in ("lengths", "previous", "pull", "max_weight")}
         self._inputs = DenoiseInputs(torch.empty_like(self._flow.device["noise"]), **guidance)
-        self._actions = torch.empty((*rows, config.action_dim), pin_memory=device.type == "cuda")
+        self._actions = torch.empty(
+            (*rows, config.action_dim), dtype=torch.float32, device="cpu", pin_memory=device.type == "cuda"
+        )
         vision, layers, head_dim = config.vision, config.prefix.layers, config.prefix.head_dim
         self.image_tokens = len(bucket.images) * vision.tokens
         self.positions = self.image_tokens + bucket.tokens

@@ -23,7 +23,7 @@ class Staging:
             offsets[name] = size
             size += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
         on_gpu = device.type == "cuda"
-        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=on_gpu)
+        self._host = torch.zeros(size, dtype=torch.uint8, device="cpu", pin_memory=on_gpu)
         self._device = torch.zeros(size, dtype=torch.uint8, device=device) if on_gpu else self._host
         self.host: dict[str, np.ndarray] = {}
         self.device: dict[str, Tensor] = {}

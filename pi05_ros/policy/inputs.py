@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from pi05_ros.errors import ObservationError
+from pi05_ros.policy.profile import MAX_SIDE
 
 FLOAT_IMAGE_SLACK = 1e-3
 """How far outside 0..1 rounding may put a float image; it is clipped."""
@@ -27,6 +28,8 @@ def as_image(field: str, value: Any) -> np.ndarray:
         raise ObservationError(field, f"expected [height, width, 3] or [3, height, width], got {list(array.shape)}")
     if array.shape[2] != 3:
         array = array.transpose(1, 2, 0)
+    if max(array.shape) > MAX_SIDE:
+        raise ObservationError(field, f"expected sides of {MAX_SIDE} pixels at most, got {list(array.shape)}")
     if array.dtype == np.uint8:
         return np.array(array, order="C")
     if array.dtype.kind != "f":
@@ -92,6 +95,13 @@ def as_integer(field: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, (bool, np.bool_)) or not low <= number <= high:
         raise ObservationError(field, f"expected an integer from {low} to {high}, got {value!r}")
     return number
+
+
+def as_switch(field: str, value: Any) -> bool | None:
+    """True, False (Python's or numpy's) or None."""
+    if value is not None and not isinstance(value, (bool, np.bool_)):
+        raise ObservationError(field, f"expected True, False or None, got {value!r}")
+    return None if value is None else bool(value)
 
 
 def as_text(field: str, value: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pi05_ros.checkpoint import Checkpoint
+from pi05_ros.engine.engine import MAX_BATCH_DELAY
 from pi05_ros.engine.roofline import has_fp8
 from pi05_ros.errors import CheckpointError, Pi05Error
 from pi05_ros.policy.binding import Binding
@@ -47,9 +48,10 @@ def check_least(**options: tuple[Any, int]) -> None:
 
 
 def check_milliseconds(name: str, value: Any) -> None:
-    """Raises Pi05Error: no finite number of 0 or more."""
-    if not isinstance(value, (int, float)) or not 0.0 <= value < float("inf"):
-        raise Pi05Error(f"{name}: expected milliseconds, 0 or more, got {value!r}.")
+    """Raises Pi05Error: no number from 0 to what the engine takes."""
+    most = MAX_BATCH_DELAY * 1e3
+    if not isinstance(value, (int, float)) or not 0.0 <= value <= most:
+        raise Pi05Error(f"{name}: expected milliseconds, 0 to {most:g}, got {value!r}.")
 
 
 def check_precision(precision: str, compile_mode: str, device: torch.device) -> None:

@@ -23,7 +23,16 @@ from pi05_ros.errors import InferenceError, ObservationError, Pi05Error
 from pi05_ros.model import PRECISIONS, RtcGuidance, census
 from pi05_ros.model.pi05 import TIME_GRIDS
 from pi05_ros.policy.binding import Binding, bind
-from pi05_ros.policy.inputs import as_image, as_integer, as_masks, as_numbers, as_text, as_tokens, as_vector
+from pi05_ros.policy.inputs import (
+    as_image,
+    as_integer,
+    as_masks,
+    as_numbers,
+    as_switch,
+    as_text,
+    as_tokens,
+    as_vector,
+)
 from pi05_ros.policy.loading import (
     check_least,
     check_milliseconds,
@@ -134,6 +143,8 @@ class Policy:
             raise Pi05Error("norm_stats: is of no use beside normalization='none'; give one of them.")
         target = resolve_device(device)
         check_precision(precision, compile_mode, target)
+        if not (robot is None or isinstance(robot, (str, Path, RobotProfile))):
+            raise Pi05Error(f"robot: expected a profile's name or path, a RobotProfile or None, got {robot!r}.")
         raw = robot == "raw"
         profile = load_profile(robot) if isinstance(robot, (str, Path)) and not raw else robot
         profile = profile if isinstance(profile, RobotProfile) else None
@@ -151,18 +162,19 @@ class Policy:
             except ValueError as error:
                 raise Pi05Error(f'{error}. compile_mode="plain" runs without kernels.') from error
         fp8 = precision == "fp8"
-        model = load_model(path, target, "openpi" if fp8 else precision, checkpoint.config, progress)
-        counts = ", ".join(f"{dtype} {number:,}" for dtype, number in sorted(census(model).items()))
-        logger.info("Parameters by dtype: %s", counts)
-        dialect = "openpi" if checkpoint.layout == "openpi" else "lerobot"
-        engine_path = make_path(
-            model,
-            compile_mode,
-            resize=resize or dialect,
-            time_grid=time_grid or dialect,
-            prefix_cache=prefix_cache,
-            fp8=fp8,
-        )
+        with torch.inference_mode(False):  # whatever the caller is in: guidance through the model needs gradients
+            model = load_model(path, target, "openpi" if fp8 else precision, checkpoint.config, progress)
+            counts = ", ".join(f"{dtype} {number:,}" for dtype, number in sorted(census(model).items()))
+            logger.info("Parameters by dtype: %s", counts)
+            dialect = "openpi" if checkpoint.layout == "openpi" else "lerobot"
+            engine_path = make_path(
+                model,
+                compile_mode,
+                resize=resize or dialect,
+                time_grid=time_grid or dialect,
+                prefix_cache=prefix_cache,
+                fp8=fp8,
+            )
         engine = Engine(engine_path, max_batch=max_batch, batch_delay=batch_delay_ms / 1e3)
         return cls(checkpoint, binding, profile, engine, prompts, normalizers, precision, tokenizer_error)
 
@@ -191,6 +203,7 @@ class Policy:
 
         Raises ObservationError that names the field; InferenceError: non-finite result, deadline passed, engine closed.
         """
+        self._refuse_own_thread()
         return self.submit(
             observation,
             noise=noise,
@@ -204,22 +217,36 @@ class Policy:
         ).result()
 
     def infer_batch(self, observations: Sequence[Observation], **options: Any) -> list[ActionChunk]:
-        """``infer`` for several; those of equal shape run together. Options count for all. All valid, or none runs."""
+        """``infer`` for several; those of equal shape run together. Options count for all. All valid, or none runs.
+
+        When one fails, or finds the queue full, those that have not begun are not run.
+        """
+        self._refuse_own_thread()
         requests = [self._prepare(observation, **options) for observation in observations]
-        window = self.engine.max_queue // 2  # leaves room for others
+        window = max(self.engine.max_queue // 2, 1)  # leaves room for others
         chunks: list[ActionChunk] = []
         for begin in range(0, len(requests), window):
-            with self.engine.together():
-                futures = [self.engine.submit(*prepared) for prepared in requests[begin : begin + window]]
-            chunks += [future.result() for future in futures]
+            futures: list[Future[ActionChunk]] = []
+            try:
+                with self.engine.together():
+                    futures += (self.engine.submit(*prepared) for prepared in requests[begin : begin + window])
+                chunks += [future.result() for future in futures]
+            finally:
+                for future in futures:
+                    future.cancel()
         return chunks
 
     def submit(self, observation: Observation, **options: Any) -> Future[ActionChunk]:
         """``infer`` without waiting. Raises at once: ObservationError; InferenceError if the engine is closed or busy.
 
-        Everything else comes through the future.
+        Everything else comes through the future, whose callbacks run on the engine's thread and must be quick.
         """
         return self.engine.submit(*self._prepare(observation, **options))
+
+    def _refuse_own_thread(self) -> None:
+        """A callback of a future that waited for another inference would wait for itself."""
+        if self.engine.is_own_thread():
+            raise InferenceError("A callback runs on the engine's own thread and cannot wait for it: use submit there.")
 
     @property
     def compiles(self) -> bool:
@@ -264,8 +291,10 @@ class Policy:
 
         timeout: seconds to wait for a running inference, None: as long as it takes. Returns False if it still runs.
         """
-        self._closer.detach()
-        return self.engine.close(timeout)
+        closed = self.engine.close(timeout)
+        if closed:  # otherwise it still has to end before Python does
+            self._closer.detach()
+        return closed
 
     def __enter__(self) -> Policy:
         return self
@@ -303,8 +332,6 @@ class Policy:
             raise ObservationError("observation", f"expected an Observation, got {type(observation).__name__}")
         if deadline is not None and not (isinstance(deadline, (int, float)) and math.isfinite(deadline)):
             raise ObservationError("deadline", f"expected a time of time.monotonic(), got {deadline!r}")
-        if graphs is not None and not isinstance(graphs, (bool, np.bool_)):
-            raise ObservationError("graphs", f"expected true, false or None, got {graphs!r}")
         binding = self.binding
         state = as_vector("state", observation.state, binding.state_dim, exact=not binding.raw)
         state = binding.transform.state_to_model(state)
@@ -318,8 +345,8 @@ class Policy:
             rtc=self._guidance(rtc),
             deadline=deadline,
             priority=as_integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY),
-            use_cache=prefix_cache is not False,
-            graphs=None if graphs is None else bool(graphs),
+            use_cache=as_switch("prefix_cache", prefix_cache) is not False,
+            graphs=as_switch("graphs", graphs),
         )
         return request, partial(self._finish, observation.stamp, observation.id, state)
 
@@ -365,8 +392,8 @@ class Policy:
             return array.reshape(shape).astype(np.float32)
         if seed is None:
             seed = int(self._entropy.integers(2**63))
-        generator = torch.Generator().manual_seed(as_integer("seed", seed, -(2**63), 2**63 - 1))
-        return torch.randn(shape, generator=generator).numpy()
+        generator = torch.Generator("cpu").manual_seed(as_integer("seed", seed, -(2**63), 2**63 - 1))
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").numpy()
 
     def _guidance(self, rtc: RtcGuidance | None) -> RtcGuidance | None:
         if rtc is None:

@@ -51,15 +51,17 @@ def run_in_turn(
     """Submit each when the one before it has been answered. progress: called with requests done and requests in all,
     also while one runs; what it raises ends this. Raises what a request does.
     """
+    tell = progress or (lambda done, total: None)
+    tell(0, len(requests))
     for done, submit in enumerate(requests):
         future = submit()
         try:
             while not wait([future], timeout=0.1).done:
-                if progress is not None:
-                    progress(done, len(requests))
+                tell(done, len(requests))
             future.result()
         finally:
             future.cancel()
+        tell(done + 1, len(requests))
 
 
 def _black(field: str, shape: Any) -> np.ndarray:

@@ -9,6 +9,7 @@ weights are random, made on the device; nothing is written to disk.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,18 +47,20 @@ def main() -> None:
     )
     parser.add_argument(
         "--repeats",
-        type=_count,
+        type=_whole(1, 1_000_000),
         metavar="N",
         help="timed requests (or batches) a row (default: 50 on a GPU, else 5); a tenth, 3 at least, on the plain path",
     )
-    parser.add_argument("--num-steps", type=_count, default=10, metavar="N", help="denoise steps (default: 10)")
+    parser.add_argument(
+        "--num-steps", type=_whole(1, 1000), default=10, metavar="N", help="denoise steps (default: 10)"
+    )
     parser.add_argument("--quick", action="store_true", help="three rows for each path and a fifth of the repeats")
     parser.add_argument(
         "--no-error",
         action="store_true",
         help="without the table of action errors, which needs a float32 copy of the weights (13.4 GB for pi05_base)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of random weights and inputs (default: 0)")
+    parser.add_argument("--seed", type=_whole(0, 2**31), default=0, help="of random weights and inputs (default: 0)")
     parser.add_argument("--markdown", action="store_true", help="print Markdown instead of text")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to a JSON file")
     run(parser, _benchmark)
@@ -76,10 +79,23 @@ def _some_of(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
-    return int(text)
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    """A parser of whole numbers from low to high."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {low} to {high}, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def _check_writable(file: Path) -> None:
+    """Raises Pi05Error before minutes are spent on what cannot be written."""
+    if not file.parent.is_dir():
+        raise Pi05Error(f"--json: {file.parent} is not a folder.")
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise Pi05Error(f"--json: {file} cannot be written.")
 
 
 def _benchmark(arguments: argparse.Namespace) -> None:
@@ -93,8 +109,10 @@ def _benchmark(arguments: argparse.Namespace) -> None:
     precisions = arguments.precision or ("openpi", "bfloat16", *(("fp8",) if has_fp8(device) else ()))
     if "fp8" in precisions and not has_fp8(device):
         raise Pi05Error(f"--precision: fp8 needs a GPU of compute capability 8.9 or more; {device} is none.")
-    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
-        raise Pi05Error(f"--json: {arguments.json.absolute().parent} is not a folder.")
+    if arguments.json is not None:
+        _check_writable(arguments.json.absolute())
+    if "graphs" in (arguments.path or ()) and not on_gpu:
+        raise Pi05Error(f"--path: graphs needs a CUDA device, and {device} is none.")
     preset = arguments.preset or ("pi05_base" if on_gpu else "tiny")
     repeats = arguments.repeats or (50 if on_gpu else 5)
     report = Run(
@@ -108,9 +126,9 @@ def _benchmark(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
         with_error=not arguments.no_error,
     ).report()
+    print(report.text(arguments.markdown), end="", flush=True)  # whatever becomes of the file, this has been measured
     if arguments.json is not None:
         arguments.json.write_text(report.json(), encoding="utf-8")
-    print(report.text(arguments.markdown), end="")
     if report.failed:
         sys.exit(1)
 

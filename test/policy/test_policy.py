@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from hypothesis.extra import numpy as hnp
 
 from pi05_ros import Observation, Policy
 from pi05_ros.checkpoint import make_checkpoint
-from pi05_ros.errors import CheckpointError, InferenceError, ObservationError, Pi05Error, ProfileError
+from pi05_ros.errors import CheckpointError, EngineBusyError, InferenceError, ObservationError, Pi05Error, ProfileError
 from pi05_ros.model import RtcGuidance
 from pi05_ros.policy import load_profile
 
@@ -187,7 +187,13 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"deadline": "soon"}, "deadline: expected a time of time.monotonic.., got 'soon'"),
     ({}, {"deadline": float("nan")}, "deadline: expected a time"),
     ({}, {"priority": 1j}, "priority: expected an integer from .*, got 1j"),
-    ({}, {"graphs": "off"}, "graphs: expected true, false or None, got 'off'"),
+    ({}, {"prefix_cache": 0}, "prefix_cache: expected True, False or None, got 0"),
+    (
+        {"images": {"cam_high": np.zeros((1, 16385, 3), np.uint8)}},
+        {},
+        r"images\.cam_high: expected sides of 16384 pixels",
+    ),
+    ({}, {"graphs": "off"}, "graphs: expected True, False or None, got 'off'"),
     ({}, {"rtc": {"prev_chunk": []}}, "rtc: expected RtcGuidance, got dict"),
     ({"prompt": "\ud800"}, {}, "prompt: expected text that is valid Unicode"),
     ({"images": {"cam_high": [[[1, 2, 3]], [[1]]]}}, {}, r"images\.cam_high: expected an array of numbers"),
@@ -255,15 +261,67 @@ def test_a_batch_larger_than_the_queue(policy: Policy) -> None:
     assert [chunk.id for chunk in chunks] == [str(index) for index in range(100)]
 
 
-@pytest.mark.parametrize("ending", ["pass", "del policy, future; gc.collect()", "sys.exit(3)"])
+def test_a_batch_that_finds_the_queue_full_leaves_nobody_behind(lerobot: Path) -> None:
+    with load(lerobot, max_batch=1) as policy:
+        busy = policy.submit(observation(), num_steps=1000)
+        while not busy.running():
+            time.sleep(0.001)
+        others = [policy.submit(observation(), num_steps=1) for _ in range(policy.engine.max_queue - 2)]
+        with pytest.raises(EngineBusyError):
+            policy.infer_batch([observation()] * 5)
+        assert policy.engine.stats()["waiting"] == len(others)
+        for future in others:
+            future.cancel()
+
+
+def test_a_callback_that_waits_for_the_engine_is_told_so(lerobot: Path) -> None:
+    with load(lerobot) as policy:
+        found: Future[Any] = Future()
+
+        def call_back(_: Future[Any]) -> None:
+            for ask in (policy.infer, lambda one: policy.infer_batch([one])):
+                with pytest.raises(InferenceError, match="use submit there"):
+                    ask(observation())
+            policy.submit(observation()).add_done_callback(lambda answer: found.set_result(answer.result(0)))
+
+        policy.submit(observation()).add_done_callback(call_back)
+        assert found.result(60).actions.shape == (50, 14)
+
+
+def test_a_seed_is_a_seed_whatever_torch_s_defaults_are(lerobot: Path) -> None:
+    with load(lerobot) as policy:
+        expected = policy.infer(observation(), seed=5).model_actions
+    torch.set_default_dtype(torch.float64)
+    try:
+        with load(lerobot) as policy, torch.device("meta"):
+            actual = policy.infer(observation(), seed=5).model_actions
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_policy_loaded_for_inference_only_can_still_be_guided_through_the_model(lerobot: Path) -> None:
+    with torch.inference_mode():
+        policy = load(lerobot)
+    rtc = RtcGuidance(np.zeros((20, 32)), 3, jacobian="vjp")
+    assert np.isfinite(policy.infer(observation(), rtc=rtc).actions).all()
+    policy.close()
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["pass", "del policy, future; gc.collect()", "sys.exit(3)", "time.sleep(0.1); assert not policy.close(0.01)"],
+)
 def test_a_program_may_end_without_closing(lerobot: Path, ending: str) -> None:
     program = f"""
-import gc, sys
+import gc, logging, sys, time
+logging.disable()
 import numpy as np
 from pi05_ros import Observation, Policy
 policy = Policy.from_checkpoint({str(lerobot)!r}, "cpu", "float32")
 image = np.zeros((8, 8, 3), np.uint8)
-future = policy.submit(Observation({{"cam_high": image}}, np.zeros(14), "x"), num_steps=100)
+future = policy.submit(Observation({{"cam_high": image}}, np.zeros(14), "x"), num_steps=300)
 {ending}
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
@@ -544,8 +602,10 @@ def test_base_checkpoint_by_slots(lerobot: Path, tmp_path: Path) -> None:
         ({"prefix_cache": -1}, Pi05Error, "prefix_cache: expected an integer of 0 or more, got -1"),
         ({"prefix_cache": None}, Pi05Error, "prefix_cache: expected an integer of 0 or more, got None"),
         ({"max_batch": True}, Pi05Error, "max_batch: expected an integer of 1 or more, got True"),
-        ({"batch_delay_ms": "x"}, Pi05Error, "batch_delay_ms: expected milliseconds, 0 or more, got 'x'"),
-        ({"batch_delay_ms": float("nan")}, Pi05Error, "batch_delay_ms: expected milliseconds, 0 or more, got nan"),
+        ({"batch_delay_ms": "x"}, Pi05Error, "batch_delay_ms: expected milliseconds, 0 to 60000, got 'x'"),
+        ({"batch_delay_ms": float("nan")}, Pi05Error, "batch_delay_ms: expected milliseconds, 0 to 60000, got nan"),
+        ({"batch_delay_ms": 1e15}, Pi05Error, "batch_delay_ms: expected milliseconds, 0 to 60000, got"),
+        ({"robot": 5}, Pi05Error, "robot: expected a profile's name or path, a RobotProfile or None, got 5"),
         ({"delta_actions": "false"}, Pi05Error, "delta_actions: expected one of None, True, False, got 'false'"),
         ({"norm_stats": "x.json", "normalization": "none"}, Pi05Error, "norm_stats: is of no use beside"),
         ({"device": "cuda:99"}, Pi05Error, "device: 'cuda:99' was asked for; this machine has"),

@@ -258,6 +258,13 @@ def test_progress_tells_and_may_end_it(policy: Policy, monkeypatch: pytest.Monke
     assert policy.engine.stats()["answered"] <= 2, "the second was never asked for"
 
 
+def test_progress_comes_to_its_end(policy: Policy) -> None:
+    told: list[tuple[int, int]] = []
+    policy.warm_up(prompt_lengths=[20, 60], progress=lambda done, total: told.append((done, total)))
+    assert sorted(set(told)) == [(0, 2), (1, 2), (2, 2)]
+    assert told == sorted(told)
+
+
 def test_damaged_weights_show_when_it_is_warmed_up(policy: Policy) -> None:
     policy.engine.path.model.action_out_proj.bias[3] = float("nan")
     with pytest.raises(InferenceError, match="non-finite actions"):

@@ -109,14 +109,15 @@ def _pillow_taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bilinear_taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray]:
-    """F.interpolate's, read off what it does to unit vectors: first [target], weights [target, 2]."""
-    units = torch.eye(source)[None, :, None]
-    response = F.interpolate(units, size=(1, target), mode="bilinear", align_corners=False)[0, :, 0].numpy().T
-    first = (response != 0).argmax(axis=1)
-    second = np.minimum(first + 1, source - 1)
-    weights = np.take_along_axis(response, np.stack((first, second), axis=1), axis=1)
-    weights[first == second, 1] = 0
-    return first, weights
+    """F.interpolate's without antialiasing, to its last bit: first [target], weights [target, 2].
+
+    A float32 scale, and a position that is rounded to float32 once (it is a fused multiply and add).
+    """
+    scale = np.float32(source) / np.float32(target)
+    position = (np.float64(scale) * (np.arange(target) + 0.5) - 0.5).astype(np.float32).clip(min=0.0)
+    first = np.minimum(position.astype(np.int64), source - 1)
+    second = np.where(first < source - 1, position - first.astype(np.float32), np.float32(0.0))
+    return first, np.stack((np.float32(1.0) - second, second), axis=1)
 
 
 def _padded(first: np.ndarray, weights: np.ndarray, before: int, size: int) -> Taps:
