@@ -171,23 +171,22 @@ def finish(program, programs, rows, horizon, parts, modulation, next_modulation,
             previous, pull, max_weight, time, weight, dt, again, PARTS: tl.constexpr, A: tl.constexpr,
             W: tl.constexpr):  # fmt: skip
     """The velocity at x_t, guided by the previous chunk where pull is not 0 (model/rtc.py), and one Euler step."""
-    block: tl.constexpr = 8 if A % 8 == 0 else 1
-    col = tl.arange(0, W)
+    block: tl.constexpr = 16 if A % 16 == 0 else 1
+    col = tl.arange(0, W)[None, :]
     for first_row in range(program, rows, programs):
         row = first_row + tl.arange(0, 1)[:, None]
-        gate, scale, shift = modulation_of(modulation, W)
-        y = rms_modulated(merged_rows(row, row < rows, rows, parts, gate, x, PARTS, W), scale, shift, W)
-        tl.store(h + row * W + col[None, :], y.to(h.dtype.element_ty))  # rounded as every norm's result
-        tl.debug_barrier()
-        normed = tl.load(h + first_row * W + col).to(tl.float32)
         strength = tl.load(pull + first_row)
         bound = tl.minimum(weight, tl.load(max_weight + first_row // horizon))
+        gate, scale, shift = modulation_of(modulation, W)
+        y = rms_modulated(merged_rows(row, row < rows, rows, parts, gate, x, PARTS, W), scale, shift, W)
+        y = y.to(h.dtype.element_ty).to(tl.float32)  # rounded as every norm's result
         for first in tl.static_range(0, A, block):
             a = first + tl.arange(0, block)
-            velocity = tl.sum(normed[None, :] * tl.load(w_out + a[:, None] * W + col[None, :]).to(tl.float32), 1)
-            velocity += tl.load(b_out + a).to(tl.float32)
             at = tl.load(x_t + first_row * A + a)
-            correction = (tl.load(previous + first_row * A + a) - (at - time * velocity)) * strength
+            goal = tl.load(previous + first_row * A + a)
+            velocity = tl.sum(y * tl.load(w_out + a[:, None] * W + col).to(tl.float32), 1)
+            velocity += tl.load(b_out + a).to(tl.float32)
+            correction = (goal - (at - time * velocity)) * strength
             tl.store(x_t + first_row * A + a, at + dt * (velocity - bound * correction))
         if again:
             tl.debug_barrier()
