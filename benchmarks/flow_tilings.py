@@ -18,7 +18,7 @@ import torch
 
 from pi05_ros.checkpoint import random_model
 from pi05_ros.engine.kernels import denoise_buffers
-from pi05_ros.engine.kernels.denoise import DenoiseInputs, denoise_plain, denoise_triton
+from pi05_ros.engine.kernels.denoise import DenoiseInputs, Flow, denoise_plain, denoise_triton
 from pi05_ros.engine.kernels.denoise_buffers import DenoiseBuffers, Tiling
 from pi05_ros.engine.packed import pack
 from pi05_ros.engine.schedule import make_schedule
@@ -37,7 +37,7 @@ NEIGHBOURS = (
 )
 
 
-class Flow:
+class Case:
     """An action expert of full size with what it reads, and a way to run it in given tiles."""
 
     def __init__(self, batch: int, device: torch.device) -> None:
@@ -48,46 +48,43 @@ class Flow:
             prefix=dataclasses.replace(full.prefix, vocab=1024, width=256, mlp=256),
         )
         model = random_model(config, device, "openpi")
-        self.weights, self.schedule = pack(model).expert, make_schedule(model, 10, "lerobot")
         capacity, head_dim = POSITIONS + config.horizon, config.prefix.head_dim
         shape = (2, config.prefix.layers, batch, capacity, head_dim)
-        self.keys, self.values = torch.randn(shape, device=device).to(torch.bfloat16)
         self.noise = torch.randn(batch, config.horizon, config.action_dim, device=device)
         guidance = [torch.zeros(size, device=device) for size in (self.noise.shape, self.noise.shape[:2], (batch,))]
         lengths = torch.full((batch,), POSITIONS, dtype=torch.int32, device=device)
-        self.inputs = DenoiseInputs(self.noise.clone(), lengths, *guidance)
+        inputs = DenoiseInputs(self.noise.clone(), lengths, *guidance)
         table = rotary(torch.arange(capacity, device=device)[None], head_dim, torch.float32)
-        self.rope = table.cos[0, 0].contiguous(), table.sin[0, 0].contiguous()
-        self.expected = self.noise.clone()
-        denoise_plain(
-            dataclasses.replace(self.inputs, x_t=self.expected), self.keys, self.values, self.weights, self.schedule,
-            self.rope,
-        )  # fmt: skip
+        rope = table.cos[0, 0].contiguous(), table.sin[0, 0].contiguous()
+        weights, schedule = pack(model).expert, make_schedule(model, 10, "lerobot")
+        self.flow = Flow(inputs, *torch.randn(shape, device=device).to(torch.bfloat16), weights, schedule, rope)
+        denoise_plain(self.flow)
+        self.expected = inputs.x_t.clone()
 
     def shipped(self) -> Tiling:
         rows = self.noise.shape[0] * self.noise.shape[1]
-        return Tiling.of(rows, torch.bfloat16, self.weights.out.shape[1], self.noise.device)
+        return Tiling.of(rows, torch.bfloat16, self.flow.weights.out.shape[1], self.noise.device)
 
     def time(self, tiling: Tiling, repeats: int) -> tuple[float, float, float]:
         """Median and largest milliseconds, and the relative difference from the plain twin."""
         original = denoise_buffers.Tiling.of
         denoise_buffers.Tiling.of = staticmethod(lambda *_: tiling)  # type: ignore[method-assign]
         try:
-            buffers = DenoiseBuffers.allocate(self.weights, self.keys, self.noise.shape[1])
+            buffers = DenoiseBuffers.allocate(self.flow.weights, self.flow.keys, self.noise.shape[1])
         finally:
             denoise_buffers.Tiling.of = original  # type: ignore[method-assign]
-        arguments = (self.inputs, self.keys, self.values, self.weights, self.schedule, self.rope, buffers)
 
-        def flow() -> None:
-            self.inputs.x_t.copy_(self.noise)
-            denoise_triton(*arguments)
+        def run() -> None:
+            x_t.copy_(self.noise)
+            denoise_triton(self.flow, buffers)
 
-        flow()
+        x_t = self.flow.inputs.x_t
+        run()
         torch.cuda.synchronize()
-        difference = torch.linalg.vector_norm(self.inputs.x_t - self.expected) / torch.linalg.vector_norm(self.expected)
+        difference = torch.linalg.vector_norm(x_t - self.expected) / torch.linalg.vector_norm(self.expected)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            flow()
+            run()
         times = []
         for _ in range(repeats + 3):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -119,13 +116,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
-    flow = Flow(arguments.batch, torch.device("cuda"))
+    case = Case(arguments.batch, torch.device("cuda"))
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, batch {arguments.batch}")
     base = None
     for change in ({}, *(arguments.tries or NEIGHBOURS)):
         label = ",".join(f"{name}={value}" for name, value in change.items()) or "shipped"
         try:
-            median, largest, difference = flow.time(dataclasses.replace(flow.shipped(), **change), arguments.repeats)
+            median, largest, difference = case.time(dataclasses.replace(case.shipped(), **change), arguments.repeats)
         except Exception as error:  # tiles that do not fit are a finding as well
             print(f"{label:32} {type(error).__name__}: {str(error).splitlines()[0]}")
             continue

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pi05_ros.engine.buckets import Bucket
-from pi05_ros.engine.kernels.denoise import DenoiseInputs, denoise
+from pi05_ros.engine.kernels.denoise import DenoiseInputs, Flow, denoise
 from pi05_ros.engine.kernels.denoise_buffers import DenoiseBuffers
 from pi05_ros.engine.kernels.images import ResizePlan, images_to_patches, resize_plan
 from pi05_ros.engine.packed import PackedWeights
@@ -148,10 +148,12 @@ class Program:
     def run_flow(self, schedule: Schedule, captured: bool) -> None:
         """kv and noise -> the action chunks, on their way to the host."""
 
+        setting, (keys, values) = self._setting, self.kv
+        steps = Flow(self._inputs, keys, values, setting.weights.expert, schedule, setting.rope)
+
         def flow() -> None:
-            setting, (keys, values) = self._setting, self.kv
             self._inputs.x_t.copy_(self._flow.device["noise"])
-            denoise(self._inputs, keys, values, setting.weights.expert, schedule, setting.rope, self._buffers)
+            denoise(steps, self._buffers)
             self._actions.copy_(self._inputs.x_t, non_blocking=True)
 
         recorder = self._setting.recorder if captured and schedule.steps <= MAX_RECORDED_STEPS else None

@@ -57,6 +57,22 @@ class DenoiseInputs:
     max_weight: Tensor
 
 
+@dataclass(frozen=True)
+class Flow:
+    """The denoise steps of a batch. Running it makes inputs.x_t the action chunk.
+
+    keys, values: [layers, B, capacity, D], rows 0 to length - 1 from the prefix; the horizon's rows behind are written.
+    rope: cos and sin, float32 [positions, D / 2] each, for every position that can occur.
+    """
+
+    inputs: DenoiseInputs
+    keys: Tensor
+    values: Tensor
+    weights: ExpertWeights
+    schedule: Schedule
+    rope: tuple[Tensor, Tensor]
+
+
 @jit_for_any(
     "rows", "horizon", "capacity", "stretches", "stretch_keys", "first_step", "end_step", "steps", "first_layer",
     "end_layer",
@@ -140,39 +156,18 @@ def _denoise(
                    step + 1 < steps, PARTS, A, W)  # fmt: skip
 
 
-def denoise(
-    inputs: DenoiseInputs,
-    keys: Tensor,
-    values: Tensor,
-    weights: ExpertWeights,
-    schedule: Schedule,
-    rope: tuple[Tensor, Tensor],
-    buffers: DenoiseBuffers,
-) -> None:
-    """Run the flow, see denoise_triton; buffers are used on a GPU only."""
-    if runs_triton(inputs.x_t):
-        denoise_triton(inputs, keys, values, weights, schedule, rope, buffers)
+def denoise(flow: Flow, buffers: DenoiseBuffers) -> None:
+    """Run a flow. The buffers are used on a GPU only."""
+    if runs_triton(flow.keys):
+        denoise_triton(flow, buffers)
     else:
-        denoise_plain(inputs, keys, values, weights, schedule, rope)
+        denoise_plain(flow)
 
 
-def denoise_triton(
-    inputs: DenoiseInputs,
-    keys: Tensor,
-    values: Tensor,
-    weights: ExpertWeights,
-    schedule: Schedule,
-    rope: tuple[Tensor, Tensor],
-    buffers: DenoiseBuffers,
-) -> None:
-    """Run the flow: inputs.x_t becomes the action chunk.
-
-    keys, values: [layers, B, capacity, D], rows 0 to length - 1 from the prefix; the horizon's rows behind are written.
-    rope: cos and sin, float32 [positions, D / 2] each, for every position that can occur.
-    """
-    layers, steps = weights.qkv.shape[0], schedule.steps
-    launch = functools.partial(_launch, inputs, keys, values, weights, schedule, rope, buffers)
-    if inputs.x_t.is_cuda:
+def denoise_triton(flow: Flow, buffers: DenoiseBuffers) -> None:
+    layers, steps = len(flow.keys), flow.schedule.steps
+    launch = functools.partial(_launch, flow, buffers)
+    if flow.keys.is_cuda:
         buffers.counter.zero_()
         launch("all", (0, steps), (0, layers))
         return
@@ -184,94 +179,84 @@ def denoise_triton(
         launch("finish", (step, step + 1), (0, 0))
 
 
-def _launch(
-    inputs: DenoiseInputs,
-    keys: Tensor,
-    values: Tensor,
-    weights: ExpertWeights,
-    schedule: Schedule,
-    rope: tuple[Tensor, Tensor],
-    buffers: DenoiseBuffers,
-    only: str,
-    steps: tuple[int, int],
-    layers: tuple[int, int],
-) -> None:
-    device, tiling = inputs.x_t.device, buffers.tiling
+def _launch(flow: Flow, buffers: DenoiseBuffers, only: str, steps: tuple[int, int], layers: tuple[int, int]) -> None:
+    inputs, weights, schedule, tiling = flow.inputs, flow.weights, flow.schedule, buffers.tiling
     batch, horizon, action_dim = inputs.x_t.shape
-    count, _, capacity, head_dim = keys.shape
+    count, _, capacity, head_dim = flow.keys.shape
     width, heads_width, mlp = weights.out.shape[1], weights.out.shape[2], weights.down.shape[2]
+    stretches = len(buffers.part)
     cooperative = {"launch_cooperative_grid": True} if only == "all" else {}
-    _denoise[(_programs(device) if device.type == "cuda" else 3,)](
-        inputs.x_t, inputs.lengths, inputs.previous, inputs.pull, inputs.max_weight, keys, values,
+    _denoise[(_programs(inputs.x_t.device),)](
+        inputs.x_t, inputs.lengths, inputs.previous, inputs.pull, inputs.max_weight, flow.keys, flow.values,
         weights.qkv, weights.out, weights.gate_up, weights.down,
         weights.action_in, weights.action_in_bias, weights.action_out, weights.action_out_bias,
-        schedule.modulations, schedule.times, schedule.guidance, schedule.dt, rope[0], rope[1],
+        schedule.modulations, schedule.times, schedule.guidance, schedule.dt, *flow.rope,
         buffers.x, buffers.h, buffers.q, buffers.attended, buffers.hidden, buffers.parts,
         buffers.part, buffers.part_max, buffers.part_sum, buffers.row_cos, buffers.row_sin, buffers.counter,
         batch * horizon, horizon, width, heads_width // tiling.parts, mlp // tiling.parts,
-        capacity, buffers.part.shape[0], tiling.keys, steps[0], steps[1], schedule.steps,
-        layers[0], layers[1],
+        capacity, stretches, tiling.keys, *steps, schedule.steps, *layers,
         LAYERS=count, W=width, HEADS=heads_width // head_dim, D=head_dim, F=mlp, A=action_dim,
         ONLY=only, PARTS=tiling.parts, BM=tiling.rows, BN=tiling.columns,
         BN_PARTS=tiling.part_columns, BN_GATE=tiling.gate_columns, BK=tiling.inner, BQ=tiling.query_rows,
         KEYS=tiling.keys, BKEYS=tiling.block_keys, ASTAGES=tiling.attention_stages,
-        STRETCHES=triton.next_power_of_2(buffers.part.shape[0]),
-        MERGED=tiling.merged_rows, COMBINED=tiling.combined_rows, STAGES=tiling.stages, SCALE=head_dim**-0.5,
-        num_warps=tiling.warps, num_stages=1,
-        **cooperative,
+        STRETCHES=triton.next_power_of_2(stretches), MERGED=tiling.merged_rows, COMBINED=tiling.combined_rows,
+        STAGES=tiling.stages, SCALE=head_dim**-0.5, num_warps=tiling.warps, num_stages=1, **cooperative,
     )  # fmt: skip
 
 
 @functools.cache
 def _programs(device: torch.device) -> int:
-    """One a multiprocessor: all resident at once, as the barrier needs."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    """One a multiprocessor: all resident at once, as the barrier needs. In the interpreter a few, in turn."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
-def denoise_plain(
-    inputs: DenoiseInputs,
-    keys: Tensor,
-    values: Tensor,
-    weights: ExpertWeights,
-    schedule: Schedule,
-    rope: tuple[Tensor, Tensor],
-) -> None:
+def denoise_plain(flow: Flow) -> None:
     """The same in plain PyTorch, on the same weights."""
-    horizon = inputs.x_t.shape[1]
-    layers, _, capacity, head_dim = keys.shape
-    heads = weights.out.shape[2] // head_dim
-    positions = inputs.lengths[:, None] + torch.arange(horizon, device=keys.device)
-    rows = positions[:, :, None].expand(-1, -1, head_dim).long()
-    cos, sin = (table[positions][:, None] for table in rope)
-    seen = torch.arange(capacity, device=keys.device) < inputs.lengths[:, None] + horizon
-    bias = torch.where(seen, 0.0, MASKED)[:, None, None, :]
-    unused = ~seen[:, :, None]  # what lies there may be anything, NaN as well
-
-    def rotate(x: Tensor) -> Tensor:
-        return Rotary(cos, sin).rotate(x.float()).to(keys.dtype)
-
+    inputs, weights, schedule, dtype = flow.inputs, flow.weights, flow.schedule, flow.keys.dtype
+    layers = len(flow.keys)
+    attend = _Attention(flow)
     for step in range(schedule.steps):
         x = inputs.x_t @ weights.action_in.float() + weights.action_in_bias.float()
         for layer in range(layers):
-            for index, branch in enumerate((weights.qkv, weights.gate_up)):
-                scale, shift, gate = schedule.modulations[step, 2 * layer + index]
-                h = F.linear((normalize_rms(x) * (1.0 + scale) + shift).to(keys.dtype), branch[layer])
-                if index == 0:
-                    q, k, v = h.unflatten(-1, (-1, head_dim)).transpose(1, 2).split((heads, 1, 1), dim=1)
-                    keys[layer].scatter_(1, rows, rotate(k)[:, 0])
-                    values[layer].scatter_(1, rows, v[:, 0])
-                    q = rotate(q)
-                    k, v = (cache[layer].masked_fill(unused, 0.0)[:, None] for cache in (keys, values))
-                    attended = ((q @ k.mT).float() * head_dim**-0.5 + bias).softmax(-1).to(keys.dtype) @ v
-                    y = F.linear(attended.transpose(1, 2).flatten(-2), weights.out[layer])
-                else:
-                    gated, up = h.chunk(2, dim=-1)
-                    y = F.linear(F.gelu(gated, approximate="tanh") * up, weights.down[layer])
-                x = x + y.float() * gate
+            scale, shift, gate = schedule.modulations[step, 2 * layer]
+            h = (normalize_rms(x) * (1.0 + scale) + shift).to(dtype)
+            x = x + F.linear(attend(layer, F.linear(h, weights.qkv[layer])), weights.out[layer]).float() * gate
+            scale, shift, gate = schedule.modulations[step, 2 * layer + 1]
+            h = (normalize_rms(x) * (1.0 + scale) + shift).to(dtype)
+            gated, up = F.linear(h, weights.gate_up[layer]).chunk(2, dim=-1)
+            x = x + F.linear(F.gelu(gated, approximate="tanh") * up, weights.down[layer]).float() * gate
         scale, shift, _ = schedule.modulations[step, 2 * layers]
-        h = (normalize_rms(x) * (1.0 + scale) + shift).to(keys.dtype).float()
+        h = (normalize_rms(x) * (1.0 + scale) + shift).to(dtype).float()
         velocity = F.linear(h, weights.action_out.float(), weights.action_out_bias.float())
         clean = inputs.x_t - schedule.times[step] * velocity
         bound = torch.minimum(schedule.guidance[step], inputs.max_weight)[:, None, None]
         velocity = velocity - bound * (inputs.previous - clean) * inputs.pull[:, :, None]
         inputs.x_t.add_(velocity, alpha=schedule.dt)
+
+
+class _Attention:
+    """Of the plain twin: a layer's fused queries, keys and values [B, H, ...] -> attended [B, H, heads * D]."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._keys, self._values = flow.keys, flow.values
+        _, _, capacity, head_dim = flow.keys.shape
+        horizon, device = flow.inputs.x_t.shape[1], flow.keys.device
+        positions = flow.inputs.lengths[:, None] + torch.arange(horizon, device=device)
+        self._rows = positions[:, :, None].expand(-1, -1, head_dim).long()
+        self._rope = Rotary(*(table[positions][:, None] for table in flow.rope))
+        seen = torch.arange(capacity, device=device) < flow.inputs.lengths[:, None] + horizon
+        self._bias = torch.where(seen, 0.0, MASKED)[:, None, None, :]
+        self._unused = ~seen[:, :, None]  # what lies there may be anything, NaN as well
+
+    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
+        keys, values = self._keys[layer], self._values[layer]
+        heads = qkv.unflatten(-1, (-1, keys.shape[-1])).transpose(1, 2)
+        q, k, v = heads.split((heads.shape[1] - 2, 1, 1), dim=1)
+        keys.scatter_(1, self._rows, self._rotate(k)[:, 0])
+        values.scatter_(1, self._rows, v[:, 0])
+        k, v = (cache.masked_fill(self._unused, 0.0)[:, None] for cache in (keys, values))
+        logits = (self._rotate(q) @ k.mT).float() * keys.shape[-1] ** -0.5 + self._bias
+        return (logits.softmax(-1).to(keys.dtype) @ v).transpose(1, 2).flatten(-2)
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        return self._rope.rotate(x.float()).to(x.dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pi05_ros.checkpoint.random_weights import random_model
-from pi05_ros.engine.kernels.denoise import DenoiseBuffers, DenoiseInputs, denoise_plain, denoise_triton
+from pi05_ros.engine.kernels.denoise import DenoiseBuffers, DenoiseInputs, Flow, denoise_plain, denoise_triton
 from pi05_ros.engine.packed import ExpertWeights, pack
 from pi05_ros.engine.schedule import Schedule, make_schedule
 from pi05_ros.model import ExpertConfig, Pi05Config, Pi05Model, Prefix, PrefixConfig, RtcGuidance
@@ -38,7 +38,7 @@ HALF_GUIDED: Guidance = (dataclasses.replace(guidance(0), execution_horizon=0), 
 
 
 @dataclass(frozen=True)
-class Flow:
+class Case:
     """A network whose every phase has more tiles than the interpreter runs programs (3), and what it works on."""
 
     model: Pi05Model
@@ -49,7 +49,7 @@ class Flow:
     noise: Tensor
 
     @staticmethod
-    def of(device: str, dtype: torch.dtype, action_dim: int = ACTION_DIM, steps: int = 2) -> Flow:
+    def of(device: str, dtype: torch.dtype, action_dim: int = ACTION_DIM, steps: int = 2) -> Case:
         config = dataclasses.replace(
             Pi05Config.tiny(),
             prefix=PrefixConfig(width=16, layers=2, mlp=16, heads=2, kv_heads=1, head_dim=32, vocab=2),
@@ -61,7 +61,7 @@ class Flow:
         table = rotary(torch.arange(max(LENGTHS) + HORIZON, device=device)[None], 32, torch.float32)
         torch.manual_seed(0)
         prefix = torch.randn(2, 2, len(LENGTHS), max(LENGTHS), 32).to(device=device, dtype=dtype)
-        return Flow(
+        return Case(
             model,
             pack(model).expert,
             make_schedule(model, steps, "lerobot"),
@@ -97,20 +97,21 @@ class Flow:
                 previous[sample], pull[sample] = guide.previous[0], guide.weights[0, :, 0]
                 max_weight[sample] = guide.max_weight
         inputs = DenoiseInputs(noise, lengths, previous, pull, max_weight)
+        flow = Flow(inputs, *kv, self.weights, self.schedule, self.rope)
         if not on_triton:
-            denoise_plain(inputs, *kv, self.weights, self.schedule, self.rope)
+            denoise_plain(flow)
             return inputs.x_t
         buffers = DenoiseBuffers.allocate(self.weights, kv[0], HORIZON)
         for scratch in buffers.tensors:
             if scratch.is_floating_point():
                 scratch.fill_(torch.nan)
-        denoise_triton(inputs, *kv, self.weights, self.schedule, self.rope, buffers)
+        denoise_triton(flow, buffers)
         return inputs.x_t
 
 
 @pytest.fixture(scope="module")
-def exact() -> Flow:
-    return Flow.of("cpu", torch.float32)
+def exact() -> Case:
+    return Case.of("cpu", torch.float32)
 
 
 def assert_close(place: Place, actual: Tensor, expected: Tensor) -> None:
@@ -121,12 +122,12 @@ def assert_close(place: Place, actual: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("rtc", [UNGUIDED, GUIDED, HALF_GUIDED], ids=["unguided", "guided", "half guided"])
-def test_the_twin_equals_the_model(exact: Flow, rtc: Guidance) -> None:
+def test_the_twin_equals_the_model(exact: Case, rtc: Guidance) -> None:
     torch.testing.assert_close(exact.run(rtc, on_triton=False), exact.model_says(rtc), rtol=1e-5, atol=1e-5)
 
 
 def test_the_kernel_equals_its_twin(place: Place) -> None:
-    flow = Flow.of(place.device, place.dtype)
+    flow = Case.of(place.device, place.dtype)
     half_guided, unguided = (flow.run(rtc, on_triton=True) for rtc in (HALF_GUIDED, UNGUIDED))
     assert_close(place, half_guided, flow.run(HALF_GUIDED, on_triton=False))
     assert_close(place, unguided, flow.run(UNGUIDED, on_triton=False))
@@ -135,5 +136,5 @@ def test_the_kernel_equals_its_twin(place: Place) -> None:
 
 
 def test_one_step_and_action_dims_that_fill_no_block(place: Place) -> None:
-    flow = Flow.of(place.device, place.dtype, action_dim=7, steps=1)
+    flow = Case.of(place.device, place.dtype, action_dim=7, steps=1)
     assert_close(place, flow.run(GUIDED, on_triton=True), flow.run(GUIDED, on_triton=False))
