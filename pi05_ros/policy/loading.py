@@ -18,6 +18,8 @@ from pi05_ros.policy.tokenizer import PromptTokenizer
 
 def resolve_device(device: str) -> torch.device:
     """ "auto" -> CUDA if there is a GPU, else the CPU. Raises Pi05Error: unknown, or not there."""
+    if not isinstance(device, (str, torch.device)):
+        raise Pi05Error(f"device: expected auto, cuda, cuda:<index> or cpu, got {device!r}.")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -38,6 +40,13 @@ def check_options(**options: tuple[Any, tuple[Any, ...]]) -> None:
     for name, (value, known) in options.items():
         if not any(value is one or (isinstance(value, str) and value == one) for one in known):
             raise Pi05Error(f"{name}: expected one of {', '.join(map(str, known))}, got {value!r}.")
+
+
+def check_paths(**options: tuple[Any, bool]) -> None:
+    """name=(value, may be None). Raises Pi05Error for the first that is no path."""
+    for name, (value, optional) in options.items():
+        if not isinstance(value, (str, Path)) and not (optional and value is None):
+            raise Pi05Error(f"{name}: expected a path, got {value!r}.")
 
 
 def check_least(**options: tuple[Any, int]) -> None:

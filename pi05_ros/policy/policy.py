@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +36,7 @@ from pi05_ros.policy.loading import (
     check_least,
     check_milliseconds,
     check_options,
+    check_paths,
     check_precision,
     find_tokenizer,
     make_normalizers,
@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 MAX_STEPS = 1000
 MAX_PRIORITY = 1_000_000
+MAX_DEADLINE = 1e12
+"""Seconds of any monotonic clock; what is beyond is no time."""
 POLICY_PRECISIONS = (*PRECISIONS, "fp8")
 """Those of the weights, and fp8: as "openpi", with those of the large matrices in float8 (engine/packed.py)."""
 
@@ -137,6 +139,7 @@ class Policy:
             adapt_to_pi=(adapt_to_pi, (None, True, False)),
             truncate_prompt=(truncate_prompt, (True, False)),
         )
+        check_paths(path=(path, False), norm_stats=(norm_stats, True), tokenizer=(tokenizer, True))
         check_least(prefix_cache=(prefix_cache, 0), max_batch=(max_batch, 1))
         check_milliseconds("batch_delay_ms", batch_delay_ms)
         if norm_stats is not None and normalization is not None:
@@ -330,7 +333,7 @@ class Policy:
         """Validate everything that can be wrong with a request, before it reaches the engine."""
         if not isinstance(observation, Observation):
             raise ObservationError("observation", f"expected an Observation, got {type(observation).__name__}")
-        if deadline is not None and not (isinstance(deadline, (int, float)) and math.isfinite(deadline)):
+        if deadline is not None and not (isinstance(deadline, (int, float)) and abs(deadline) < MAX_DEADLINE):
             raise ObservationError("deadline", f"expected a time of time.monotonic(), got {deadline!r}")
         binding = self.binding
         state = as_vector("state", observation.state, binding.state_dim, exact=not binding.raw)

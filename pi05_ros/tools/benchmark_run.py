@@ -15,6 +15,7 @@ import torch
 
 from pi05_ros.engine import Engine
 from pi05_ros.engine.roofline import measure_ceilings
+from pi05_ros.errors import CheckpointError
 from pi05_ros.model import Pi05Model
 from pi05_ros.tools.benchmark_rows import (
     BASE,
@@ -147,6 +148,8 @@ class Run:
         """What fails inside is a note of the report, with its traceback in the log; memory may just not suffice."""
         try:
             yield
+        except CheckpointError:  # every row would say the same
+            raise
         except torch.cuda.OutOfMemoryError as error:
             self.notes.append(f"{what}: out of device memory: {str(error).splitlines()[0]}")
             say(self.notes[-1])

@@ -186,6 +186,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"noise": np.full((50, 32), 1e300)}, "noise: expected numbers that float32 can hold"),
     ({}, {"deadline": "soon"}, "deadline: expected a time of time.monotonic.., got 'soon'"),
     ({}, {"deadline": float("nan")}, "deadline: expected a time"),
+    ({}, {"deadline": 10**400}, "deadline: expected a time"),
     ({}, {"priority": 1j}, "priority: expected an integer from .*, got 1j"),
     ({}, {"prefix_cache": 0}, "prefix_cache: expected True, False or None, got 0"),
     (
@@ -605,6 +606,9 @@ def test_base_checkpoint_by_slots(lerobot: Path, tmp_path: Path) -> None:
         ({"batch_delay_ms": "x"}, Pi05Error, "batch_delay_ms: expected milliseconds, 0 to 60000, got 'x'"),
         ({"batch_delay_ms": float("nan")}, Pi05Error, "batch_delay_ms: expected milliseconds, 0 to 60000, got nan"),
         ({"batch_delay_ms": 1e15}, Pi05Error, "batch_delay_ms: expected milliseconds, 0 to 60000, got"),
+        ({"tokenizer": 5}, Pi05Error, "tokenizer: expected a path, got 5"),
+        ({"norm_stats": 5}, Pi05Error, "norm_stats: expected a path, got 5"),
+        ({"device": 0}, Pi05Error, "device: expected auto, cuda, cuda:<index> or cpu, got 0"),
         ({"robot": 5}, Pi05Error, "robot: expected a profile's name or path, a RobotProfile or None, got 5"),
         ({"delta_actions": "false"}, Pi05Error, "delta_actions: expected one of None, True, False, got 'false'"),
         ({"norm_stats": "x.json", "normalization": "none"}, Pi05Error, "norm_stats: is of no use beside"),

@@ -94,6 +94,16 @@ def test_errors_of_the_user(arguments: list[str], code: int, message: str) -> No
     assert "Traceback" not in ended.stderr
 
 
+def test_a_damaged_checkpoint_is_said_once(tmp_path: Path) -> None:
+    damaged = make_checkpoint("tiny", tmp_path / "damaged")
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    ended = command("--checkpoint", str(damaged), "--quick")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.count("model.safetensors: not readable as safetensors") == 1
+    assert "Traceback" not in ended.stderr
+
+
 def test_every_row_runs_and_is_held_against_its_floor() -> None:
     running = engine()
     requests = Requests(TINY, num_steps=2)
