@@ -23,7 +23,7 @@ from pi05_ros.model.precision import parameter_dtype
 logger = logging.getLogger(__name__)
 
 READERS = 4
-"""Threads that read. One is held up by page faults long before the disk, its cache or the way to a GPU is."""
+"""Threads that read, so that the page faults of one do not hold up the copies of another."""
 
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _SHOWN = 8

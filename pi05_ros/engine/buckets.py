@@ -8,7 +8,7 @@ from pi05_ros.engine.requests import EngineRequest
 
 PROMPT_STEP = 32
 """Prompts are padded to a multiple of this. Seven buckets cover the 200 tokens of a prompt; what is padded is at most
-31 of some 900 positions, which costs less than the rounding of a matrix product to whole tiles."""
+31 of some 900 positions, and much of that falls within the tiles that matrix products are rounded up to."""
 
 LONGEST_PROMPT = 200
 """Tokens of the longest prompt that published checkpoints take: a bucket of its own, and no tile more for padding."""

@@ -95,8 +95,8 @@ class PackedWeights:
 
 
 FLOAT8_PARTS = ("fc1", "fc2", "gate_up", "down")
-"""The matrices that are quantised: the large ones. The others take as long in float8 as in bfloat16 on an H200, and
-the attention's logits are where rounding hurts most."""
+"""The matrices that are quantised: the large ones. The others are a small part of the work, and
+what is rounded before the attention's logits adds to the error."""
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ SAMPLE = 512
 class PrefixKey:
     """All that a prefix depends on. Hashed by a sample, equal only if every byte is.
 
-    A digest of all bytes would cost more than most of an inference (2.5 ms for three 640x480 images). The sample finds
+    A digest of all bytes would take long beside an inference of milliseconds. The sample finds
     the candidate and the comparison decides, at the speed of memory, and only where there is a candidate.
 
     Images count as they came in, before they are resized and normalised: those are deterministic functions of what is

@@ -26,7 +26,7 @@ MAX_POSITIONS = 8192
 """Positions of prefix and action tokens together: 30 cameras, and 8 MB of rotary tables."""
 
 MAX_RECORDED_STEPS = 64
-"""A flow of more steps is launched as it is. It is one kernel: its graph saves a tenth of a millisecond, and its
+"""A flow of more steps is launched as it is. It is one kernel, so its graph saves a few launches, and its
 schedule, half a megabyte a step, would stay in memory with it."""
 
 

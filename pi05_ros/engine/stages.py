@@ -23,7 +23,7 @@ from pi05_ros.engine.products import (
     rms_normed,
 )
 
-# Fastest first where measured (performance notes in benchmarks/RESULTS.md); one that cannot do a shape is passed over.
+# In order of preference; one that cannot do a shape, or is not there, is passed over.
 VISION_ATTENTION = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,

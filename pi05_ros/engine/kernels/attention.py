@@ -1,7 +1,7 @@
 """Attention of the prefix: every position sees every position that counts, all query heads share keys and values.
 
 How many positions count differs by sample and is read on the device, so one captured graph serves every prompt that
-fits its bucket. Library attention would take a mask for that, at three times the time of none.
+fits its bucket. Library attention wants a mask for that, and its fastest kernels take none.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Tiling:
         """For ``rows`` action tokens, activations of ``dtype`` and an expert of ``width``.
 
         Found by trying on an H200, where a tile of each product for every multiprocessor is worth more than fewer
-        reads; the others are what fits a GPU with half its shared memory.
+        reads; the others are what fits a GPU with half its shared memory. benchmarks/flow_tilings.py tries others.
         """
         if width < 256:
             return _TEST_MODELS

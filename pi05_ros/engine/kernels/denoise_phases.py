@@ -88,8 +88,8 @@ def tile_product(
 ):
     """a[row, begin : begin + count] @ w[col, begin : begin + count].T, float32 [BM, BN].
 
-    The compiler must not know count, or it unrolls the loop, and the phases of a layer no longer fit the instruction
-    cache together, which costs more than any loop.
+    The compiler must not know count, or it unrolls the loop: all phases of a layer run one after the other, and their
+    code is to stay small enough for the instruction cache.
     """
     inner = begin + tl.arange(0, BK)
     accumulator = tl.zeros((BM, BN), tl.float32)

@@ -36,7 +36,7 @@ def add_layer_norm(
     """x += delta + delta_bias in place, then out = LayerNorm(x).
 
     x, delta and out [M, W], weight and bias [W] of any float dtype. delta None: x stays as it is. delta_bias [W]: what
-    the product that gave delta left out, which costs it a quarter of its time and nothing here.
+    the product that gave delta left out: some library products take longer with it, and here it is free.
     """
     (add_layer_norm_triton if runs_triton(x) else add_layer_norm_plain)(x, delta, weight, bias, out, delta_bias)
 
