@@ -12,26 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pi05_ros.checkpoint import Checkpoint, load_model, read_checkpoint, read_norm_stats
 from pi05_ros.engine import COMPILE_MODES, Engine, EngineRequest, EngineResult, check_fast_path, make_path
 from pi05_ros.engine.images import DIALECTS
-from pi05_ros.errors import InferenceError, ObservationError, Pi05Error
+from pi05_ros.errors import InferenceError, Pi05Error
 from pi05_ros.model import PRECISIONS, RtcGuidance, census
 from pi05_ros.model.pi05 import TIME_GRIDS
 from pi05_ros.policy.binding import Binding, bind
-from pi05_ros.policy.inputs import (
-    as_image,
-    as_integer,
-    as_masks,
-    as_numbers,
-    as_switch,
-    as_text,
-    as_tokens,
-    as_vector,
-)
 from pi05_ros.policy.loading import (
     check_least,
     check_milliseconds,
@@ -46,17 +35,12 @@ from pi05_ros.policy.metadata import describe
 from pi05_ros.policy.normalization import Normalizer
 from pi05_ros.policy.observation import ActionChunk, Observation
 from pi05_ros.policy.profile import RobotProfile, load_profile
-from pi05_ros.policy.prompt import clean, prompt_text
 from pi05_ros.policy.tokenizer import PromptTokenizer
-from pi05_ros.policy.transforms import absolute_actions
+from pi05_ros.policy.translator import MAX_PRIORITY, Translator
 from pi05_ros.policy.warm_up import rehearsals, run_in_turn
 
 logger = logging.getLogger(__name__)
 
-MAX_STEPS = 1000
-MAX_PRIORITY = 1_000_000
-MAX_DEADLINE = 1e12
-"""Seconds of any monotonic clock; what is beyond is no time."""
 POLICY_PRECISIONS = (*PRECISIONS, "fp8")
 """Those of the weights, and fp8: as "openpi", with those of the large matrices in float8 (engine/packed.py)."""
 
@@ -78,9 +62,8 @@ class Policy:
         """Use ``from_checkpoint``; this takes the parts that it makes."""
         self.checkpoint, self.binding, self.profile = checkpoint, binding, profile
         self.engine, self.precision = engine, precision
-        self._tokenizer, self._tokenizer_error = tokenizer, tokenizer_error
         self._normalizers = normalizers
-        self._entropy = np.random.default_rng()
+        self._translator = Translator(checkpoint, binding, normalizers, tokenizer, tokenizer_error)
         # A policy that is dropped, or still there when Python ends, closes its engine: a thread in the middle of an
         # inference would bring the interpreter's end down with it.
         self._closer = weakref.finalize(self, engine.close)
@@ -315,125 +298,12 @@ class Policy:
         """What a client needs to know, as ``/v1/actions/metadata`` serves it. Plain JSON types."""
         return describe(self.checkpoint, self.binding, self.profile, self._normalizers, self.precision, self.engine)
 
-    # ---- from robot units to the engine ----
-
     def _prepare(
-        self,
-        observation: Observation,
-        *,
-        noise: Any = None,
-        seed: int | None = None,
-        num_steps: int | None = None,
-        rtc: RtcGuidance | None = None,
-        prefix_cache: bool | None = None,
-        graphs: bool | None = None,
-        deadline: float | None = None,
-        priority: int = 0,
+        self, observation: Observation, **options: Any
     ) -> tuple[EngineRequest, Callable[[EngineResult], ActionChunk]]:
-        """Validate everything that can be wrong with a request, before it reaches the engine."""
-        if not isinstance(observation, Observation):
-            raise ObservationError("observation", f"expected an Observation, got {type(observation).__name__}")
-        if deadline is not None and not (isinstance(deadline, (int, float)) and abs(deadline) < MAX_DEADLINE):
-            raise ObservationError("deadline", f"expected a time of time.monotonic(), got {deadline!r}")
-        binding = self.binding
-        state = as_vector("state", observation.state, binding.state_dim, exact=not binding.raw)
-        state = binding.transform.state_to_model(state)
-        request = EngineRequest(
-            images=self._images(observation),
-            tokens=self._tokens(observation, self._normalizers["state"].normalize(state)),
-            noise=self._noise(noise, seed),
-            num_steps=self.checkpoint.num_steps
-            if num_steps is None
-            else as_integer("num_steps", num_steps, 1, MAX_STEPS),
-            rtc=self._guidance(rtc),
-            deadline=deadline,
-            priority=as_integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY),
-            use_cache=as_switch("prefix_cache", prefix_cache) is not False,
-            graphs=as_switch("graphs", graphs),
-        )
-        return request, partial(self._finish, observation.stamp, observation.id, state)
+        request, finish = self._translator.request(observation, **options)
+        return request, partial(self._finish, finish)
 
-    def _images(self, observation: Observation) -> tuple[np.ndarray, ...]:
-        """Images of the cameras that are there, in model order."""
-        images, masks, binding = observation.images, as_masks("image_masks", observation.image_masks), self.binding
-        if not isinstance(images, Mapping):
-            raise ObservationError("images", f"expected a mapping by camera name, got {type(images).__name__}")
-        known = [name for name in binding.cameras if name is not None]
-        for field, given in (("images", images), ("image_masks", masks)):
-            unknown = [name for name in given if name not in known and name not in binding.ignored_cameras]
-            if unknown:
-                raise ObservationError(f"{field}.{unknown[0]}", f"unknown camera; this policy reads {', '.join(known)}")
-        present = [name for name in known if name in images and masks.get(name, True)]
-        missing = [name for name in binding.required_cameras if name not in present]
-        if missing:
-            raise ObservationError(f"images.{missing[0]}", "is required, and neither may it be masked")
-        if not present:
-            raise ObservationError("images", f"at least one of {', '.join(known)} is needed, got none that counts")
-        return tuple(as_image(f"images.{name}", images[name]) for name in present)
-
-    def _tokens(self, observation: Observation, state: np.ndarray) -> np.ndarray:
-        if observation.tokens is not None:
-            vocab, limit = self.checkpoint.config.prefix.vocab, self.checkpoint.prompt_length
-            return as_tokens(observation.tokens, observation.token_mask, vocab, limit)
-        if self._tokenizer is None:
-            raise ObservationError("prompt", f"cannot be read, give tokens instead: {self._tokenizer_error}")
-        prompt = as_text("prompt", observation.prompt)
-        if not self.binding.state_in_prompt:
-            return self._tokenizer.encode_without_state(clean(prompt))
-        return self._tokenizer.encode(prompt_text(prompt, state))
-
-    def _noise(self, noise: Any, seed: int | None) -> np.ndarray:
-        """float32 [horizon, action_dim], as given, or drawn on the CPU so that a seed means the same everywhere."""
-        config = self.checkpoint.config
-        shape = (config.horizon, config.action_dim)
-        if noise is not None:
-            if seed is not None:
-                raise ObservationError("seed", "is of no use beside noise; give one of them")
-            array = as_numbers("noise", noise)
-            if array.shape not in (shape, (1, *shape)):
-                raise ObservationError("noise", f"expected {list(shape)} or {[1, *shape]}, got {list(array.shape)}")
-            return array.reshape(shape).astype(np.float32)
-        if seed is None:
-            seed = int(self._entropy.integers(2**63))
-        generator = torch.Generator("cpu").manual_seed(as_integer("seed", seed, -(2**63), 2**63 - 1))
-        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").numpy()
-
-    def _guidance(self, rtc: RtcGuidance | None) -> RtcGuidance | None:
-        if rtc is None:
-            return None
-        if not isinstance(rtc, RtcGuidance):
-            raise ObservationError("rtc", f"expected RtcGuidance, got {type(rtc).__name__}")
-        config = self.checkpoint.config
-        rows, dims = rtc.prev_chunk.shape[-2:]
-        batch = rtc.prev_chunk.shape[0] if rtc.prev_chunk.dim() == 3 else 1
-        if batch != 1 or rows > config.horizon or dims > config.action_dim:
-            raise ObservationError(
-                "rtc.prev_chunk",
-                f"expected at most [{config.horizon}, {config.action_dim}], got {list(rtc.prev_chunk.shape)}",
-            )
-        return rtc
-
-    # ---- and back ----
-
-    def _finish(
-        self, stamp: float | None, identity: str | None, state: np.ndarray, result: EngineResult
-    ) -> ActionChunk:
-        """model space -> robot units. state: un-normalised, in model conventions (what relative actions add to)."""
-        binding = self.binding
-        actions = self._normalizers["action"].unnormalize(result.model_actions[:, : binding.action_dim])
-        if binding.delta_mask is not None:
-            actions = absolute_actions(actions, state, binding.delta_mask)
-        with np.errstate(over="ignore"):  # said by the next lines
-            actions = np.array(binding.transform.actions_to_robot(actions), dtype=np.float32)
-        if not np.isfinite(actions).all():
-            raise InferenceError("The actions are not finite in robot units: look at the statistics and the state.")
-        timings = result.timings  # not copied: the engine adds what this function took
-        timings["prefix_ms"] += timings.pop("vision_ms")
-        return ActionChunk(
-            actions=actions,
-            model_actions=result.model_actions,
-            timings=timings,
-            prefix_cache_hit=result.prefix_cache_hit,
-            stamp=stamp,
-            id=identity,
-        )
+    def _finish(self, finish: Callable[[EngineResult], ActionChunk], result: EngineResult) -> ActionChunk:
+        """A method, so that a policy of which only futures are kept lives until they are answered."""
+        return finish(result)

@@ -49,7 +49,7 @@ def test_policy_equals_lerobot(policy: Policy, name: str) -> None:
     assert prompt_text(described["prompt"], normalized) == described["text"]
     observation = Observation(images, state, described["prompt"])
     tokens, mask = tensors[f"{name}.tokens"].reshape(-1), tensors[f"{name}.token_mask"].reshape(-1)
-    assert np.array_equal(policy._tokens(observation, normalized), tokens[mask])
+    assert np.array_equal(policy._translator._tokens(observation, normalized), tokens[mask])
 
     chunk = policy.infer(observation, noise=tensors[f"{name}.noise"], num_steps=described["num_steps"])
     assert close(chunk.model_actions, tensors[f"{name}.model_actions"], ACTIONS_LIMIT)
