@@ -229,6 +229,7 @@ class Listener:
     node: Node
     executor: Executor
     chunks: list[tuple[int, Any]] = field(default_factory=list)
+    state: str = ""
     reason: str = ""
 
     def __post_init__(self) -> None:
@@ -242,19 +243,31 @@ class Listener:
         self.chunks.append((time.time_ns(), message))
 
     def _on_status(self, message: Any) -> None:
-        self.reason = message.reason
+        self.state, self.reason = message.state, message.reason
 
     def activate(self, process: ChildProcesses, patience: float) -> None:
         """Returns after the first chunk."""
         from lifecycle_msgs.msg import Transition
         from lifecycle_msgs.srv import ChangeState
 
+        from pi05_ros.msg import PolicyStatus
+
+        done_with = {
+            Transition.TRANSITION_CONFIGURE: {PolicyStatus.INACTIVE},
+            Transition.TRANSITION_ACTIVATE: {PolicyStatus.WAITING, PolicyStatus.RUNNING},
+        }
         client = self.node.create_client(ChangeState, f"{NODE}/change_state")
         self._wait(process, client.service_is_ready, DISCOVERY, "the node did not come up")
-        for number in (Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_ACTIVATE):
+        for number, states in done_with.items():
             answer = client.call_async(ChangeState.Request(transition=Transition(id=number)))
-            self._wait(process, answer.done, patience, f"the node did not answer transition {number}")
-            if not answer.result().success:
+            # A server that has not yet discovered this client drops its answer, so the state counts as well.
+            self._wait(
+                process,
+                lambda answer=answer, states=states: answer.done() or self.state in states,
+                patience,
+                f"the node did not answer transition {number}",
+            )
+            if answer.done() and not answer.result().success:
                 self.listen(process, 1.5)  # the reason may come after the answer
                 raise Pi05Error(f"The node refused transition {number}: {self.reason}")
         self._wait(process, lambda: bool(self.chunks), patience, "no chunk came")

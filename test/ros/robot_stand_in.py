@@ -21,6 +21,7 @@ from trajectory_msgs.msg import JointTrajectory
 from pi05_ros import Observation
 from pi05_ros.msg import ActionChunk, PolicyStatus
 from pi05_ros.policy import load_profile
+from ros.services import Services
 
 TIMEOUT = 40.0
 RATE = 20.0
@@ -68,7 +69,7 @@ class Robot:
         for arm, heard in self.trajectories.items():
             self.node.create_subscription(JointTrajectory, f"/aloha_sim/{arm}/joint_trajectory", heard.append, 10)
         self.prompts = self.node.create_publisher(String, "/policy_node/prompt", LATCHED)
-        self._clients: dict[str, Any] = {}
+        self._services = Services(self.node, self.wait_for)
         if not sim:
             self.images = {
                 camera.name: self.node.create_publisher(Image, camera.topic, 1) for camera in PROFILE.cameras
@@ -137,12 +138,7 @@ class Robot:
     # --- services ---
 
     def call(self, kind: Any, name: str, request: Any) -> Any:
-        client = self._clients.get(name) or self.node.create_client(kind, name)
-        self._clients[name] = client
-        self.wait_for(client.service_is_ready, f"service {name}")
-        future = client.call_async(request)
-        self.wait_for(future.done, f"answer of {name}")
-        return future.result()
+        return self._services.call(kind, name, request)
 
     def enable(self, data: bool) -> SetBool.Response:
         return self.call(SetBool, "/policy_node/enable", SetBool.Request(data=data))

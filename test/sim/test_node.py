@@ -20,6 +20,7 @@ from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, qos_profile_sensor_data
+from ros.services import Services
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Bool, Float32
@@ -64,7 +65,7 @@ class Robot:
             arm: self.node.create_publisher(JointTrajectory, f"/aloha_sim/{arm}/joint_trajectory", 10)
             for arm in ("left", "right")
         }
-        self.reset_client = self.node.create_client(Trigger, "/aloha_sim/reset")
+        self.services = Services(self.node, self.wait_for)
 
     def listen(self, kind: type, topic: str, qos: QoSProfile) -> None:
         self.node.create_subscription(kind, topic, self.heard[topic].append, qos)
@@ -107,10 +108,9 @@ class Robot:
         self.commands[arm].publish(message)
 
     def reset(self) -> str:
-        future = self.reset_client.call_async(Trigger.Request())
-        self.wait_for(future.done, "answer of ~/reset")
-        assert future.result().success
-        return future.result().message
+        answer = self.services.call(Trigger, "/aloha_sim/reset", Trigger.Request())
+        assert answer.success
+        return str(answer.message)
 
     def stop(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
@@ -141,12 +141,7 @@ def running_robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robot]:
         seed=7,
     )
     robot.wait_for(lambda: all(len(robot.heard[topic]) > 0 for topic in robot.heard), "message on every topic")
-    robot.wait_for(
-        lambda: (
-            robot.reset_client.service_is_ready() and all(p.get_subscription_count() for p in robot.commands.values())
-        ),
-        "service and command topics",
-    )
+    robot.wait_for(lambda: all(p.get_subscription_count() for p in robot.commands.values()), "command topics")
     yield robot
     assert robot.stop(signal.SIGINT) == 0
 
