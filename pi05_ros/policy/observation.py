@@ -44,6 +44,7 @@ class ActionChunk:
     timings: milliseconds by stage: queue_ms, preprocess_ms, cache_lookup_ms, prefix_ms, denoise_ms, postprocess_ms,
         total_ms.
     prefix_cache_hit: the prefix was not computed, an exactly equal one was at hand.
+    batch_size: requests that ran together. num_steps: denoise steps.
     stamp, id: those of the observation.
     """
 
@@ -51,5 +52,7 @@ class ActionChunk:
     model_actions: np.ndarray
     timings: dict[str, float] = field(default_factory=dict)
     prefix_cache_hit: bool = False
+    batch_size: int = 1
+    num_steps: int = 0
     stamp: float | None = None
     id: str | None = None

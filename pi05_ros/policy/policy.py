@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,19 @@ POLICY_PRECISIONS = (*PRECISIONS, "fp8")
 """Those of the weights, and fp8: as "openpi", with those of the large matrices in float8 (engine/packed.py)."""
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """An observation, and what goes to the engine for it."""
+
+    observation: Observation
+    request: EngineRequest
+    finish: Callable[[EngineResult], ActionChunk]
+
+
+Listener = Callable[[Observation, "Future[ActionChunk]"], None]
+"""Is told of a request that has ended: the observation as it was given, and its future, which is done."""
+
+
 class Policy:
     """Pi0.5 for one robot. Thread-safe; the model itself runs on a thread of its engine."""
 
@@ -63,6 +76,7 @@ class Policy:
         self.checkpoint, self.binding, self.profile = checkpoint, binding, profile
         self.engine, self.precision = engine, precision
         self._normalizers = normalizers
+        self._listeners: tuple[Listener, ...] = ()
         self._translator = Translator(checkpoint, binding, normalizers, tokenizer, tokenizer_error)
         # A policy that is dropped, or still there when Python ends, closes its engine: a thread in the middle of an
         # inference would bring the interpreter's end down with it.
@@ -215,7 +229,7 @@ class Policy:
             futures: list[Future[ActionChunk]] = []
             try:
                 with self.engine.together():
-                    futures += (self.engine.submit(*prepared) for prepared in requests[begin : begin + window])
+                    futures += (self._submit(prepared) for prepared in requests[begin : begin + window])
                 chunks += [future.result() for future in futures]
             finally:
                 for future in futures:
@@ -227,7 +241,15 @@ class Policy:
 
         Everything else comes through the future, whose callbacks run on the engine's thread and must be quick.
         """
-        return self.engine.submit(*self._prepare(observation, **options))
+        return self._submit(self._prepare(observation, **options))
+
+    def watch(self, listener: Listener) -> None:
+        """Tell it of every request that ends from now on, whoever submitted it: answered, failed, late or cancelled.
+
+        It runs on the engine's thread (a cancelled one's: where it was cancelled) and must be quick; what it raises is
+        logged. The arrays of the observation are the caller's, who may write to them later.
+        """
+        self._listeners = (*self._listeners, listener)
 
     def _refuse_own_thread(self) -> None:
         """A callback of a future that waited for another inference would wait for itself."""
@@ -298,11 +320,15 @@ class Policy:
         """What a client needs to know, as ``/v1/actions/metadata`` serves it. Plain JSON types."""
         return describe(self.checkpoint, self.binding, self.profile, self._normalizers, self.precision, self.engine)
 
-    def _prepare(
-        self, observation: Observation, **options: Any
-    ) -> tuple[EngineRequest, Callable[[EngineResult], ActionChunk]]:
+    def _prepare(self, observation: Observation, **options: Any) -> _Prepared:
         request, finish = self._translator.request(observation, **options)
-        return request, partial(self._finish, finish)
+        return _Prepared(observation, request, partial(self._finish, finish))
+
+    def _submit(self, prepared: _Prepared) -> Future[ActionChunk]:
+        future = self.engine.submit(prepared.request, prepared.finish)
+        for listener in self._listeners:
+            future.add_done_callback(partial(listener, prepared.observation))
+        return future
 
     def _finish(self, finish: Callable[[EngineResult], ActionChunk], result: EngineResult) -> ActionChunk:
         """A method, so that a policy of which only futures are kept lives until they are answered."""

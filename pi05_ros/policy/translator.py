@@ -90,7 +90,7 @@ class Translator:
             use_cache=as_switch("prefix_cache", prefix_cache) is not False,
             graphs=as_switch("graphs", graphs),
         )
-        return request, partial(self._finish, observation.stamp, observation.id, state)
+        return request, partial(self._finish, observation, request.num_steps, state)
 
     def _images(self, observation: Observation) -> tuple[np.ndarray, ...]:
         """Images of the cameras that are there, in model order."""
@@ -152,9 +152,7 @@ class Translator:
             )
         return rtc
 
-    def _finish(
-        self, stamp: float | None, identity: str | None, state: np.ndarray, result: EngineResult
-    ) -> ActionChunk:
+    def _finish(self, observation: Observation, num_steps: int, state: np.ndarray, result: EngineResult) -> ActionChunk:
         """model space -> robot units. state: un-normalised, in model conventions (what relative actions add to)."""
         binding = self._binding
         actions = self._normalizers["action"].unnormalize(result.model_actions[:, : binding.action_dim])
@@ -171,6 +169,8 @@ class Translator:
             model_actions=result.model_actions,
             timings=timings,
             prefix_cache_hit=result.prefix_cache_hit,
-            stamp=stamp,
-            id=identity,
+            batch_size=result.batch_size,
+            num_steps=num_steps,
+            stamp=observation.stamp,
+            id=observation.id,
         )

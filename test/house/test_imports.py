@@ -19,7 +19,8 @@ ORDER = (
     ("engine",),
     ("policy",),
     ("robot",),
-    ("ros", "server", "evaluation", "sim"),
+    ("server",),
+    ("ros", "evaluation", "sim"),
     ("tools",),
 )
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}

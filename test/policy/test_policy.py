@@ -375,7 +375,7 @@ def test_anything_as_state_or_image_is_an_error_or_a_chunk(policy: Policy, value
 
 @pytest.mark.parametrize(("given", "asked"), [(None, None), (True, True), (np.False_, False)])
 def test_graphs_are_the_requests_own_choice(policy: Policy, given: Any, asked: bool | None) -> None:
-    request, _ = policy._prepare(observation(), graphs=given)
+    request = policy._prepare(observation(), graphs=given).request
     assert request.graphs is asked
 
 

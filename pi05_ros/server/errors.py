@@ -1,0 +1,100 @@
+"""Errors as they go out: a status, a code, the field, and a sentence that says what was expected and what came."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from pi05_ros.errors import (
+    DeadlineError,
+    EngineBusyError,
+    EngineClosedError,
+    InferenceError,
+    ObservationError,
+    Pi05Error,
+)
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER = 1
+"""Seconds, where a client may try again."""
+
+CODES = {
+    400: "invalid_value",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    413: "too_large",
+    415: "unsupported_media_type",
+    500: "internal",
+    503: "unavailable",
+    504: "deadline",
+}
+
+
+class RequestError(Pi05Error):
+    """A request is refused, or has failed.
+
+    status: of HTTP. code: one of the documented words. field: as the client wrote it, "" if none is to blame.
+    """
+
+    def __init__(self, status: int, message: str, field: str = "", code: str = "") -> None:
+        super().__init__(message)
+        self.status, self.message, self.field = status, message, field
+        self.code = code or CODES.get(status, HTTPStatus(status).phrase.lower().replace(" ", "_"))
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What a client reads, over HTTP and over the realtime websocket alike."""
+        return {
+            "error": {"code": self.code, "message": self.message, "field": self.field or None},
+            "detail": self.message,
+        }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        if self.status in (429, 503):
+            headers["Retry-After"] = str(RETRY_AFTER)
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+
+class NotReadyError(RequestError):
+    """There is no policy to ask. stage: as PolicyHost has it."""
+
+    def __init__(self, stage: str, reason: str) -> None:
+        what = {
+            "loading": "The checkpoint is being loaded",
+            "warming_up": "The policy is being warmed up",
+            "error": "There is no policy",
+            "closed": "The server is closing",
+        }.get(stage, f"The policy is {stage}")
+        super().__init__(503, f"{what}: {reason}" if reason else f"{what}.", code="not_ready")
+        self.stage = stage
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {**super().body, "status": self.stage}
+
+
+def as_request_error(error: BaseException) -> RequestError:
+    """What a client is told of any error. Nothing of the inside of the process goes out; that is in the log."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, ObservationError):
+        return RequestError(400, str(error), error.field)
+    if isinstance(error, EngineBusyError):
+        return RequestError(503, str(error), code="busy")
+    if isinstance(error, EngineClosedError):
+        return RequestError(503, str(error), code="closing")
+    if isinstance(error, DeadlineError):
+        return RequestError(504, str(error))
+    if isinstance(error, InferenceError):
+        return RequestError(500, str(error), code="inference_failed")
+    logger.error("A request failed.", exc_info=error)
+    return RequestError(500, "The server failed on this request; its log says how.")
