@@ -76,7 +76,8 @@ class FastPath:
         check_fast_path(model.config, self.device, fp8)
         on_gpu = self.device.type == "cuda"
         self.name = "graphs" if graphs and on_gpu and AVAILABLE else "eager"
-        self.time_grid, self.max_programs, self.max_program_bytes = time_grid, max_programs, max_program_bytes
+        self.resize, self.time_grid = resize, time_grid
+        self.max_programs, self.max_program_bytes = max_programs, max_program_bytes
         self.cache: PrefixCache[Tensor] = PrefixCache(prefix_cache, size=lambda kv: kv.nbytes)
         weights = pack(model, fp8)
         table = rotary(

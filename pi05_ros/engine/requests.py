@@ -87,6 +87,8 @@ class Path(Protocol):
     name: str
     """ "plain", "eager" or "graphs"."""
     device: torch.device
+    resize: str
+    """How it resizes images: a dialect of ``images.py``."""
 
     @property
     def cache(self) -> PrefixCache[Any]:
