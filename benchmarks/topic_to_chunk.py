@@ -123,6 +123,7 @@ def _node_command(options: argparse.Namespace) -> list[str]:
         "compile_mode": options.compile_mode,
         "replan_steps": options.replan_steps,
         "command_output": "none",
+        "http_port": 0,
     }
     given = [word for name, value in parameters.items() for word in ("-p", f"{name}:={json.dumps(value)}")]
     return [sys.executable, "-m", "pi05_ros.tools.policy_node", "--ros-args", *given]

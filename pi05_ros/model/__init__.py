@@ -19,7 +19,7 @@ __all__ = [
     "census",
 ]
 
-# MKL's vector functions (cos, tanh, ...) set themselves up at their first call. Where several threads of PyTorch make it
-# together, one of them may compute its share with a relative error of 1e-4, and a table made then stays so. One element
-# is one thread's work.
+# MKL sets its vector functions (cos, tanh, ...) up at their first call. Where several threads of PyTorch make it
+# together, one of them may compute its share with a relative error of 1e-4, and a table made then stays so. One
+# element is one thread's work.
 torch.ones(1).cos()

@@ -228,8 +228,7 @@ class Policy:
         for begin in range(0, len(requests), window):
             futures: list[Future[ActionChunk]] = []
             try:
-                with self.engine.together():
-                    futures += (self._submit(prepared) for prepared in requests[begin : begin + window])
+                futures += self._submit_together(requests[begin : begin + window])
                 chunks += [future.result() for future in futures]
             finally:
                 for future in futures:
@@ -242,6 +241,17 @@ class Policy:
         Everything else comes through the future, whose callbacks run on the engine's thread and must be quick.
         """
         return self._submit(self._prepare(observation, **options))
+
+    def submit_batch(
+        self, observations: Sequence[Observation], options: Sequence[Mapping[str, Any]]
+    ) -> list[Future[ActionChunk]]:
+        """``submit`` for several, each with its options, at once, so that they can share a batch. All or none.
+
+        Raises as ``submit`` does.
+        """
+        return self._submit_together(
+            [self._prepare(observation, **own) for observation, own in zip(observations, options, strict=True)]
+        )
 
     def watch(self, listener: Listener) -> None:
         """Tell it of every request that ends from now on, whoever submitted it: answered, failed, late or cancelled.
@@ -323,6 +333,17 @@ class Policy:
     def _prepare(self, observation: Observation, **options: Any) -> _Prepared:
         request, finish = self._translator.request(observation, **options)
         return _Prepared(observation, request, partial(self._finish, finish))
+
+    def _submit_together(self, requests: Sequence[_Prepared]) -> list[Future[ActionChunk]]:
+        futures: list[Future[ActionChunk]] = []
+        try:
+            with self.engine.together():
+                futures.extend(self._submit(prepared) for prepared in requests)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return futures
 
     def _submit(self, prepared: _Prepared) -> Future[ActionChunk]:
         future = self.engine.submit(prepared.request, prepared.finish)

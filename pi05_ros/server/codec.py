@@ -28,14 +28,41 @@ def pack(value: Any) -> bytes:
     return packed
 
 
-def unpack(data: bytes) -> Any:
-    """The inverse of ``pack``; arrays are read-only views of ``data``. Raises ObservationError: malformed."""
+def unpack(data: bytes, max_values: int | None = None) -> Any:
+    """The inverse of ``pack``; arrays are read-only views of ``data``. Raises ObservationError: malformed.
+
+    max_values: of elements in all lists and maps together, so that few bytes do not become many objects.
+    """
+    values = 0
+
+    def count(more: int) -> None:
+        nonlocal values
+        values += more + 1  # an empty one is a value too
+        if max_values is not None and values > max_values:
+            raise ObservationError("message", f"expected {max_values} values at most, got more")
+
+    def read_list(items: list[Any]) -> list[Any]:
+        count(len(items))
+        return items
+
+    def read_map(items: dict[Any, Any]) -> Any:
+        count(len(items))
+        return _decode(items)
+
+    longest = len(data) if max_values is None else min(max_values, len(data))
     try:
-        return msgpack.unpackb(data, object_hook=_decode, strict_map_key=False)
+        return msgpack.unpackb(
+            data,
+            object_hook=read_map,
+            list_hook=read_list,
+            strict_map_key=False,
+            max_array_len=longest,
+            max_map_len=longest,
+        )
     except ObservationError:
         raise
-    # The library raises ValueError, its subclasses, and for hostile nesting or hashing others.
-    except (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException) as error:
+    # The library raises ValueError, its subclasses, and for hostile nesting, sizes or hashing others.
+    except (ValueError, TypeError, RecursionError, OverflowError, MemoryError, msgpack.UnpackException) as error:
         raise ObservationError("message", f"not readable as msgpack: {error or type(error).__name__}") from error
 
 

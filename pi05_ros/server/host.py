@@ -14,6 +14,9 @@ from pi05_ros.server.errors import NotReadyError
 
 STAGES = ("loading", "warming_up", "ready", "error", "closed")
 
+# One GPU does all; the fields are those that clients of the action API may read.
+PARALLELISM = {"num_gpus": 1, "tp_size": 1, "sp_degree": 1, "ulysses_degree": 1, "ring_degree": 1}
+
 
 class PolicyHost:
     """Thread-safe. Stages: loading -> warming_up -> ready, or error; closed at the end."""
@@ -55,6 +58,30 @@ class PolicyHost:
             if self._policy is None:
                 raise NotReadyError(self._stage, self._reason)
             return self._policy
+
+    def metadata(self) -> dict[str, Any]:
+        """Of the policy, and what this server can do. Raises NotReadyError."""
+        policy = self.policy()
+        own = policy.metadata
+        cached, graphs = own["runtime"]["prefix_cache"] > 0, own["runtime"]["cuda_graph"]["enabled"]
+        return {
+            **own,
+            "status": "ready",
+            "runtime": {**own["runtime"], "enable_autocast": False, "parallelism": PARALLELISM},
+            "defaults": {
+                **own["defaults"],
+                "prefix_cache": "auto" if cached else False,
+                "cuda_graph": "auto" if graphs else False,
+            },
+            "capabilities": {
+                "exact_prefix_cache": cached,
+                "cuda_graph": graphs,
+                "realtime_websocket": True,
+                "openpi_websocket": True,
+                "batch_inputs": True,
+                "multiple_candidates": False,
+            },
+        }
 
     def watch(self, listener: Listener) -> None:
         """Tell it of every request that ends, a robot's own too; see ``Policy.watch``."""

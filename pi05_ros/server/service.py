@@ -1,0 +1,111 @@
+"""What HTTP and websockets share: a message is read, its inferences are run, and given up when nobody waits any more.
+
+Reading a message (parsing, images, text) takes milliseconds and happens on threads, inference on the engine's; the
+event loop only passes things on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from pi05_ros.policy import ActionChunk, Policy
+from pi05_ros.server.errors import RequestError, as_request_error
+from pi05_ros.server.host import PolicyHost
+from pi05_ros.server.limits import Limits
+from pi05_ros.server.metrics import Metrics
+from pi05_ros.server.monitor import Monitor
+from pi05_ros.server.reply import action_reply, openpi_reply
+from pi05_ros.server.request import ActionRequest, read_action_request, read_body, read_openpi
+
+READERS = 4
+
+
+class ClientGoneError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class ActionService:
+    """One per server. Everything but ``close`` belongs to the event loop."""
+
+    def __init__(self, host: PolicyHost, limits: Limits) -> None:
+        self.host, self.limits = host, limits
+        self.metrics, self.monitor = Metrics(host), Monitor(host)
+        self._bodies = 0
+        self._readers = ThreadPoolExecutor(READERS, "pi05-server")
+
+    def close(self) -> None:
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    async def act(
+        self, data: bytes, gone: asyncio.Future[None], *, msgpack: bool = True, numpy: bool = True, openpi: bool = False
+    ) -> dict[str, object]:
+        """The reply to one message. gone: done when the client is.
+
+        Raises whatever ``as_request_error`` reads, and ClientGoneError.
+        """
+        loop = asyncio.get_running_loop()
+        read = loop.run_in_executor(self._readers, self._begin, data, msgpack, numpy, openpi)
+        policy, request, futures = await read
+        chunks = await _answers(futures, gone)
+        return openpi_reply(request, chunks[0], policy) if openpi else action_reply(request, chunks, policy)
+
+    def _begin(
+        self, data: bytes, msgpack: bool, numpy: bool, openpi: bool
+    ) -> tuple[Policy, ActionRequest, list[Future[ActionChunk]]]:
+        policy = self.host.policy()
+        body = read_body(data, msgpack, self.limits)
+        if openpi:
+            request = read_openpi(body, policy, self.limits)
+        else:
+            request = read_action_request(body, policy, self.limits, numpy)
+        options = [request.options(index) for index in range(len(request.observations))]
+        return policy, request, policy.submit_batch(request.observations, options)
+
+    @contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Memory for a message of so many bytes. Raises RequestError (503): too much is in work already."""
+        if self._bodies + size > self.limits.bodies:
+            raise RequestError(503, f"Messages of {self._bodies} bytes are in work, which is the limit.", code="busy")
+        self._bodies += size
+        try:
+            yield
+        finally:
+            self._bodies -= size
+
+    def refuse(self, route: str, error: BaseException, began: float) -> RequestError:
+        """What the client is told, counted and shown on the status page."""
+        refusal = as_request_error(error)
+        self.metrics.count(route, refusal.status, began)
+        self.monitor.refused(route, refusal)
+        return refusal
+
+    @contextmanager
+    def connected(self, kind: str) -> Iterator[None]:
+        """A client of that kind is here: "http", "realtime" or "openpi"."""
+        with self.metrics.connections.labels(kind).track_inprogress(), self.monitor.connected(kind):
+            yield
+
+
+async def _answers(futures: Sequence[Future[ActionChunk]], gone: asyncio.Future[None]) -> list[ActionChunk]:
+    """Raises the first error, or ClientGoneError; what has not begun then is not run any more."""
+    answers: asyncio.Future[list[ActionChunk]] = asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
+    try:
+        ends: set[asyncio.Future[Any]] = {answers, gone}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not answers.done():
+            raise ClientGoneError
+        return list(answers.result())
+    finally:
+        answers.cancel()
+        for future in futures:
+            future.cancel()
+
+
+def milliseconds_since(began: float) -> float:
+    """began: time.monotonic()."""
+    return (time.monotonic() - began) * 1e3
