@@ -20,7 +20,7 @@ ORDER = (
     ("policy",),
     ("robot",),
     ("server",),
-    ("ros", "evaluation", "sim"),
+    ("ros", "evaluation", "sim", "client"),
     ("tools",),
 )
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
