@@ -26,10 +26,14 @@ def error_response(error: RequestError) -> Response:
     return JSONResponse(error.body, error.status, error.headers)
 
 
-async def on_http_exception(_: Request, error: Exception) -> Response:
+async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own: no such route, no such method."""
     assert isinstance(error, HTTPException)
-    return error_response(RequestError(error.status_code, f"{error.detail}."))
+    what = {404: "is not here; /openapi.json lists what is", 405: f"does not take {request.method}"}
+    message = f"{request.url.path} {what.get(error.status_code, error.detail)}."
+    response = error_response(RequestError(error.status_code, message))
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def on_exception(_: Request, __: Exception) -> Response:

@@ -141,11 +141,20 @@ def _config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    listener: socket.socket | None = None
     try:
-        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[4][:2], family=address[0], backlog=BACKLOG)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, address = found[0]
+        # By its protocol asyncio knows a TCP socket, where it does not hold replies back for more to send (40 ms).
+        listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
+        if listener is not None:
+            listener.close()
         raise Pi05Error(f"The server cannot listen on {host}, port {port}: {error}.") from error
+    return listener
 
 
 def _check_certificate(settings: ServerSettings) -> None:
