@@ -1,0 +1,277 @@
+// The status page: what the events say, where it stands on the page.
+
+import { JointChart, LatencyChart, el, milliseconds, quantile, short } from "./draw.js";
+import { Link, ask } from "./link.js";
+
+const STAGES = {
+  loading: ["busy", "loading", "The checkpoint is being loaded."],
+  warming_up: ["busy", "warming up", "The policy is being warmed up."],
+  ready: ["good", "ready", ""],
+  error: ["bad", "error", "There is no policy."],
+  closed: ["bad", "closed", "The server is closing."],
+};
+const ROBOT_TONES = { running: "good", error: "bad", waiting: "busy" };
+/** Seconds without a word after which the page says that what it shows is old. */
+const PATIENCE = 5;
+/** Milliseconds between two pictures of a camera. */
+const PICTURE_PERIOD = 500;
+
+const $ = (id) => document.getElementById(id);
+const put = (id, text) => {
+  if ($(id).textContent !== text) $(id).textContent = text;
+};
+const latencyChart = new LatencyChart();
+let snapshot = null;
+let received = 0;
+let waiting = false;
+
+/** Seconds since a moment of the server's clock. */
+const since = (moment) => Math.max(0, snapshot.now - moment + (performance.now() - received) / 1000);
+const ago = (seconds) =>
+  seconds < 1.5
+    ? "just now"
+    : seconds < 100
+      ? `${Math.round(seconds)} s ago`
+      : seconds < 6000
+        ? `${Math.round(seconds / 60)} min ago`
+        : `${Math.round(seconds / 3600)} h ago`;
+
+// ---- parts ----
+
+/** A list of terms, made anew only when it says something else. */
+function list(id, entries) {
+  const key = JSON.stringify(entries);
+  if ($(id).dataset.key === key) return;
+  $(id).dataset.key = key;
+  $(id).replaceChildren(
+    ...entries.map(([term, value, note]) =>
+      el("div", {}, el("dt", { textContent: term }), el("dd", {}, value, note ? el("small", { textContent: ` ${note}` }) : null)),
+    ),
+  );
+}
+
+function showState({ stage, reason, metadata }) {
+  const [tone, word, sentence] = STAGES[stage] ?? ["busy", stage, ""];
+  put("stage", word);
+  $("stage").dataset.tone = tone;
+  put("model", metadata?.model ?? "");
+  document.title = `${word} · ${metadata?.model ?? "pi05_ros"}`;
+  return stage === "ready" ? "" : reason || sentence;
+}
+
+function showRobot({ robot, metadata }) {
+  $("robot-state").hidden = !robot;
+  if (robot) {
+    put("robot-state", String(robot.state ?? "unknown"));
+    $("robot-state").dataset.tone = ROBOT_TONES[robot.state] ?? "plain";
+  }
+  put("robot-reason", robot ? String(robot.reason || "") : "Nothing is commanded from here: clients ask, and act themselves.");
+  const hz = metadata?.control_hz;
+  list(
+    "facts",
+    metadata
+      ? [
+          ["profile", metadata.profile ?? "the checkpoint's own"],
+          ["chunk", `${metadata.horizon} rows`, hz ? `${short(metadata.horizon / hz)} s at ${short(hz)} Hz` : ""],
+          ["denoise steps", String(metadata.num_steps)],
+          ["device", metadata.device, metadata.compile_mode],
+          ["precision", metadata.precision],
+          ...(robot?.prompt ? [["prompt", robot.prompt]] : []),
+        ]
+      : [],
+  );
+}
+
+function showRequests({ counts, clients, engine, latencies, last }) {
+  const looked = counts.cache_hits + counts.cache_misses;
+  const recent = latencies.time.filter((moment) => since(moment) < 10).length;
+  list("tiles", [
+    ["answered", String(counts.answered), recent ? `${short(recent / 10)} /s` : ""],
+    ["median", milliseconds(quantile(latencies.total_ms, 0.5)), ""],
+    ["cache hits", looked ? `${Math.round((100 * counts.cache_hits) / looked)} %` : "–", looked ? `${counts.cache_hits} of ${looked}` : ""],
+    ["clients", String(clients.http + clients.realtime + clients.openpi), ""],
+  ]);
+  const batches = Object.entries(engine?.batches ?? {}).map(([size, times]) => `${times} × ${size}`);
+  list("traffic", [
+    ["clients by kind", `${clients.http} HTTP, ${clients.realtime} realtime, ${clients.openpi} OpenPI`],
+    ["batches", batches.join(", ") || "–", batches.length ? "times × size" : ""],
+    ["engine", engine ? `${engine.running} running, ${engine.waiting} waiting` : "–"],
+    ["not answered", `${counts.refused} refused, ${counts.failed} failed, ${counts.late} late, ${counts.cancelled} cancelled`],
+    ["last answer", last ? ago(since(last.time)) : "–"],
+  ]);
+}
+
+/** What to say where there is nothing yet. */
+const NOTHING = "Nothing has been inferred yet. The first request that is answered is shown here.";
+const nothing = () => el("p", { class: "empty", textContent: NOTHING });
+
+function showStateVector({ last, metadata }) {
+  const { joint_names: names, units } = metadata;
+  put("state-note", last?.state ? ago(since(last.time)) : "");
+  if (!last) return build("state", "empty", () => [nothing()]);
+  if (!last.state) return build("state", "changed", () => [el("p", { class: "empty", textContent: "It was changed by its owner." })]);
+  const values = build("state", names.join() + last.state.length, () =>
+    last.state.map((_, index) => {
+      const name = names[index] ?? `state ${index}`;
+      return el("p", {}, el("span", { textContent: name, title: name }), el("b"), el("small", { textContent: units?.[index] ?? "" }));
+    }),
+  );
+  last.state.forEach((value, index) => (values[index].children[1].textContent = short(value)));
+}
+
+/** The children of an element, made by `make` when `key` is another than before. */
+function build(id, key, make) {
+  if ($(id).dataset.key !== key) {
+    $(id).dataset.key = key;
+    $(id).replaceChildren(...make());
+  }
+  return [...$(id).children];
+}
+
+let charts = [];
+function showChunk({ last, metadata }) {
+  const { action_names: names, action_units: units, control_hz: hz, joint_names: joints } = metadata;
+  if (!last) {
+    put("chunk-note", "");
+    return build("chunk", "empty", () => [nothing()]);
+  }
+  const [rows, dims] = [last.actions.length, last.actions[0].length];
+  build("chunk", `${names.join()} ${dims}`, () => {
+    charts = last.actions[0].map((_, index) => new JointChart(names[index] ?? `action ${index}`, units?.[index] ?? ""));
+    return charts.map((chart) => chart.node);
+  });
+  const end = hz ? `${short(rows / hz)} s` : `${rows} rows`;
+  // A state can stand in the chart of an action only where both are the same quantity.
+  const same = (index) => joints[index] === names[index] && !(units?.[index] ?? "").endsWith("/s");
+  charts.forEach((chart, index) => {
+    const measured = last.state && same(index) ? (last.state[index] ?? null) : null;
+    chart.update(last.actions.map((row) => row[index]), measured, end);
+  });
+  const dashed = same(0) ? "; dashed: where the joint was" : "";
+  put("chunk-note", `${rows} × ${dims}, ${last.num_steps} steps, ${ago(since(last.time))}${dashed}`);
+}
+
+function showLatency({ latencies }) {
+  const count = latencies.time.length;
+  if (!count) {
+    put("latency-note", "");
+    return build("latency", "empty", () => [nothing()]);
+  }
+  build("latency", "chart", () => [latencyChart.node]);
+  const cut = latencyChart.update(latencies);
+  const longest = milliseconds(Math.max(...latencies.total_ms));
+  put("latency-note", cut ? `${cut} beyond the scale, the longest ${longest}` : "");
+  latencyChart.left.textContent = count > 1 ? `${count} requests since ${ago(since(latencies.time[0]))}` : "1 request";
+  latencyChart.right.textContent = ago(since(latencies.time.at(-1)));
+}
+
+function showRefusals({ refusals, counts }) {
+  put("refusals-note", counts.refused > refusals.length ? `the last ${refusals.length} of ${counts.refused}` : "");
+  const key = JSON.stringify(refusals);
+  build("refusals", key, () =>
+    refusals.length
+      ? refusals.map((one) =>
+          el(
+            "li",
+            {},
+            el("time", { textContent: new Date(1000 * one.time).toLocaleTimeString() }),
+            el("code", { textContent: one.route }),
+            el("span", { class: "pill", "data-tone": one.status < 500 ? "busy" : "bad", textContent: `${one.status} ${one.code}` }),
+            el("p", {}, one.field ? el("code", { textContent: one.field }) : null, el("span", { textContent: one.message })),
+          ),
+        )
+      : [el("li", { class: "empty", textContent: "No request has been refused." })],
+  );
+}
+
+// ---- cameras: pictures are fetched, since an <img> would not send the token ----
+
+function showCameras({ cameras, last, metadata }) {
+  const figures = build("cameras", cameras.map((camera) => camera.name).join(), () =>
+    cameras.map((camera) =>
+      el("figure", {}, el("div", { class: "frame" }, el("img", { alt: `${camera.name}, as the model saw it` }), el("span")), el("figcaption")),
+    ),
+  );
+  cameras.forEach((camera, index) => {
+    const [frame, caption] = figures[index].children;
+    const [image, absent] = frame.children;
+    image.hidden = !camera.seen || !image.src;
+    absent.textContent = camera.seen ? "" : camera.masked ? "masked" : last ? "not sent" : "nothing yet";
+    const size = metadata.image_size;
+    const shape = camera.width ? `${camera.width} × ${camera.height} to ${size} × ${size}` : "";
+    caption.replaceChildren(el("b", { textContent: camera.name }), el("small", { textContent: shape }));
+    if (camera.seen) fetchPicture(camera.name, image, last.number);
+  });
+  put("prompt", last ? `“${last.prompt}”` : "");
+  $("prompt").hidden = !last?.prompt;
+}
+
+const fetched = new Map();
+
+async function fetchPicture(name, image, number) {
+  const before = fetched.get(name) ?? { number: 0, at: -PICTURE_PERIOD, busy: false };
+  if (before.busy || before.number === number) return;
+  const wait = before.at + PICTURE_PERIOD - performance.now();
+  if (wait > 0) {
+    if (!waiting) setTimeout(() => ((waiting = false), snapshot && showCameras(snapshot)), wait);
+    waiting = true;
+    return;
+  }
+  fetched.set(name, { ...before, busy: true });
+  try {
+    const response = await ask(`status/cameras/${encodeURIComponent(name)}.jpg`);
+    if (response.ok) {
+      const url = URL.createObjectURL(await response.blob());
+      URL.revokeObjectURL(image.src);
+      image.src = url;
+      image.hidden = false;
+    }
+  } catch {
+    // The events say that the server is gone, or wants a token.
+  }
+  fetched.set(name, { number, at: performance.now(), busy: false });
+  if (snapshot?.last) showCameras(snapshot);
+}
+
+// ---- all of it ----
+
+function show() {
+  const silent = link.age > PATIENCE;
+  const lost = link.state === "lost" || link.state === "open" && silent;
+  document.body.dataset.link = link.state === "locked" ? "locked" : lost ? "lost" : link.state;
+  put("link", lost ? "disconnected" : { open: "live", locked: "locked" }[link.state] ?? "connecting");
+  const sentences = [];
+  if (lost) {
+    const what = snapshot ? " What you see is old." : "";
+    sentences.push(silent ? `No answer for ${Math.floor(link.age)} s; trying again.${what}` : "The server has closed the connection; trying again.");
+  }
+  $("main").hidden = !snapshot || link.state === "locked";
+  if (snapshot) {
+    sentences.push(showState(snapshot));
+    showRobot(snapshot);
+    showRequests(snapshot);
+    for (const id of ["cameras", "state", "chunk", "latency"]) $(id).closest("section").hidden = !snapshot.metadata;
+    if (snapshot.metadata) {
+      showCameras(snapshot);
+      showStateVector(snapshot);
+      showChunk(snapshot);
+      showLatency(snapshot);
+    }
+    showRefusals(snapshot);
+  }
+  const sentence = sentences.filter(Boolean).join(" ");
+  put("banner", sentence);
+  $("banner").hidden = !sentence;
+  $("banner").dataset.tone = lost || STAGES[snapshot?.stage]?.[0] === "bad" ? "bad" : "busy";
+}
+
+let due = false;
+const link = new Link("status/events", (message) => {
+  snapshot = message;
+  received = performance.now();
+  if (due) return;
+  due = true; // what comes faster than the screen, or while the tab is hidden, is not drawn
+  requestAnimationFrame(() => ((due = false), show()));
+});
+link.follow();
+setInterval(show, 1000);
