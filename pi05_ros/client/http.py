@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import urllib3
-from urllib3.exceptions import HTTPError, TimeoutError
+from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
 
 from pi05_ros.client.errors import ClientError, ServerUnavailable, Timeout, refusal, seconds_left
 from pi05_ros.errors import ObservationError
@@ -58,7 +58,8 @@ class HttpTransport:
                 method, self._url + path, body=body, headers=self._headers | headers, timeout=limit
             )
         except HTTPError as error:
-            if isinstance(error, TimeoutError) or time.monotonic() >= deadline:
+            late = isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
+            if late or time.monotonic() >= deadline:
                 raise Timeout(f"{self._url} did not answer in time.") from error
             raise ServerUnavailable(f"{self._url} cannot be reached: {error}") from error
         return read_response(response.status, response.headers, response.data)

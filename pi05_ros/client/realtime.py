@@ -39,6 +39,7 @@ class RealtimeTransport:
             reply = self._receive(self._send(message, deadline), request["request_id"], deadline)
         except ConnectionClosed as error:
             self.drop()
+            seconds_left(deadline)  # if none are, it was cut off for that
             raise ServerUnavailable(f"{self._url} ended the connection before it answered: {error}") from error
         except BaseException:  # also Ctrl-C: nobody waits for the answer any more
             self.drop()
@@ -62,17 +63,18 @@ class RealtimeTransport:
 
     def _send(self, message: bytes, deadline: float) -> ClientConnection:
         """The websocket it went to: the one of the last request, or a new one if the server has ended that."""
-        if self._socket is not None:
+        kept = self._socket  # which another thread may close
+        if kept is not None:
             try:
-                with _cut_at(self._socket, deadline):
-                    self._socket.send(message)
-                return self._socket
+                with _cut_at(kept, deadline):
+                    kept.send(message)
+                return kept
             except ConnectionClosed:
                 self.drop()
-        self._socket = self._connect(deadline)
-        with _cut_at(self._socket, deadline):
-            self._socket.send(message)
-        return self._socket
+        self._socket = opened = self._connect(deadline)
+        with _cut_at(opened, deadline):
+            opened.send(message)
+        return opened
 
     def _receive(self, open_socket: ClientConnection, request_id: str, deadline: float) -> dict[str, Any]:
         while True:
@@ -83,7 +85,7 @@ class RealtimeTransport:
 
     def _connect(self, deadline: float) -> ClientConnection:
         try:
-            opened = connect(
+            connecting = connect(
                 self._uri,
                 additional_headers=self._headers,
                 ssl=self._context,
@@ -93,6 +95,7 @@ class RealtimeTransport:
                 open_timeout=seconds_left(deadline),
                 close_timeout=GOODBYE,
             )
+            opened = connecting.__enter__()  # the only way in for all versions; it is left by closing
         except InvalidStatus as error:
             answer = error.response
             response = read_response(answer.status_code, answer.headers, bytes(answer.body or b""))
