@@ -141,6 +141,8 @@ def _config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 1 << 16:  # the system would take a port of as many bits as fit
+        raise Pi05Error(f"The server cannot listen on {host}, port {port}: expected 0 to 65535.")
     listener: socket.socket | None = None
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -150,7 +152,7 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         if listener is not None:
             listener.close()
         raise Pi05Error(f"The server cannot listen on {host}, port {port}: {error}.") from error
