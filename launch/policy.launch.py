@@ -36,6 +36,8 @@ PARAMETERS = {
     "prompt": "the instruction; ~/prompt replaces it",
     "device": "auto, cuda, cuda:<index> or cpu",
     "precision": "openpi, float32, bfloat16 or fp8",
+    "http_host": "address that the HTTP server listens on",
+    "http_port": "its port; 0: no server",
 }
 ARGUMENTS = {
     **{name: ("", f"{description}; empty: as in the YAML files") for name, description in PARAMETERS.items()},
@@ -71,6 +73,10 @@ def policy_node(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     given: dict[str, object] = {
         name: ParameterValue(argument(name), value_type=str) for name in PARAMETERS if argument(name)
     }
+    if "http_port" in given:
+        if not argument("http_port").isdecimal():
+            raise ValueError(f"http_port: expected a number, got {argument('http_port')!r}.")
+        given["http_port"] = int(argument("http_port"))
     if argument("use_sim_time"):
         given["use_sim_time"] = flag("use_sim_time")
     parameters: list[object] = [str(SHARE / "config" / "policy.yaml")]

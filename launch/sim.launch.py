@@ -23,6 +23,8 @@ POLICY_ARGUMENTS = {
     "device": ("", "auto, cpu, cuda or cuda:N"),
     "precision": ("", "openpi, float32, bfloat16 or fp8"),
     "params_file": ("", "YAML file with parameters of the policy node"),
+    "http_host": ("", "address that its HTTP server listens on"),
+    "http_port": ("", "port of that; 0: no server"),
     "autostart": ("true", "configure and activate the policy node at once"),
     "log_level": ("info", "of both nodes: debug, info, warn, error"),
 }

@@ -18,21 +18,29 @@ from pi05_ros.robot.ticks import ticks
 from pi05_ros.ros.commands import RobotOutput
 from pi05_ros.ros.parameters import PolicyParameters
 from pi05_ros.ros.streams import Streams
+from pi05_ros.server.host import PolicyHost
+from pi05_ros.server.sidecar import Sidecar
 
-CLOSE_TIMEOUT = 3.0
+SERVER_CLOSE_TIMEOUT = 1.0
+"""Seconds that clients of the server get for their last answers; then they are refused."""
+CLOSE_TIMEOUT = 2.0
 """Seconds that a running inference gets to end; then it is left behind."""
 
 
 class Deployment:
     """Loads the checkpoint, warms up and subscribes; from ``start`` to ``stop`` it infers and commands on own threads.
 
+    Clients are served over HTTP from before the weights load, when they hear what it is at, until ``close``. They share
+    the policy, after the robot, and command nothing.
+
     settings: as the node's parameters were when it was configured.
     prompt: the first instruction, "" for none yet.
     on_chunk: called on the inference thread with every chunk. on_tick: on the control thread, after every tick.
-    on_stage: called here with what begins, once the checkpoint is loaded.
+    on_stage: called here with what begins. robot_status: state, reason, prompt and robot, for the server's clients.
     interrupted: asked while the checkpoint loads and the policy warms up; True gives it up.
 
-    Raises Pi05Error: checkpoint, profile or command output cannot be used; nothing is left behind then.
+    Raises Pi05Error: checkpoint, profile, command output or the server's address cannot be used; nothing is left behind
+    then.
     """
 
     def __init__(
@@ -43,12 +51,14 @@ class Deployment:
         on_chunk: Callable[[LoopChunk], None],
         on_tick: Callable[[], None],
         on_stage: Callable[[str], None],
+        robot_status: Callable[[], dict[str, str]],
         interrupted: Callable[[], bool],
     ) -> None:
         if not settings.checkpoint:
             raise Pi05Error("checkpoint: no checkpoint is given; set it to a folder in LeRobot or openpi layout.")
         self.settings, self.profile = settings, load_profile(settings.robot)
-        self._node, self._on_tick = node, on_tick
+        self._node, self._on_tick, self._on_stage = node, on_tick, on_stage
+        self._host = PolicyHost(robot_status)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._due_hold: Setpoints | None = None
@@ -56,21 +66,25 @@ class Deployment:
             # What is cheap to find wrong comes before the weights.
             ObservationAssembler(self.profile)
             self._output = self._make_output(undo)
+            end_of_policy = undo.enter_context(ExitStack())  # made after the server, it is closed after it too
+            self._serve(undo)
+            self._begin("loading", f"Loading {settings.checkpoint} for {settings.robot} ...")
             self.policy = Policy.from_checkpoint(
                 settings.checkpoint,
                 settings.device,
                 settings.precision,
                 self.profile,
                 **settings.policy_options,
-                progress=_progress(node, interrupted, "Loading", "tensors"),
+                progress=self._progress("loading", "Loading", "tensors", interrupted),
             )
-            undo.callback(self.policy.close, timeout=CLOSE_TIMEOUT)
+            end_of_policy.callback(self.policy.close, timeout=CLOSE_TIMEOUT)
             self.assembler = _make_assembler(node, self.profile, self.policy)
-            self._warm_up(on_stage, _progress(node, interrupted, "Warming up", "prompt lengths"))
+            self._warm_up(self._progress("warming_up", "Warming up", "prompt lengths", interrupted))
             self.loop = PolicyLoop(
                 self.policy, self.profile, self.assembler, self._now_ns, on_chunk, settings.loop, prompt
             )
             undo.callback(Streams(node, self.assembler, on_data=self._on_data).destroy)
+            self._host.serve(self.policy)
             self._resources = undo.pop_all()
 
     @property
@@ -143,14 +157,50 @@ class Deployment:
     def _now_ns(self) -> int:
         return int(self._node.get_clock().now().nanoseconds)
 
-    def _warm_up(self, on_stage: Callable[[str], None], progress: Callable[[int, int], None]) -> None:
+    def _serve(self, undo: ExitStack) -> None:
+        """From now on clients are answered; as long as there is no policy, with the reason."""
+        server = self.settings.server
+        if server is None:
+            return
+        try:
+            sidecar = Sidecar(self._host, server)
+        except Pi05Error as error:
+            where = f"http_host {server.host}, http_port {server.port} (0: none)"
+            raise Pi05Error(f"HTTP server of {where}: {error}") from error
+        undo.callback(sidecar.close, timeout=SERVER_CLOSE_TIMEOUT)
+        undo.callback(self._host.tell, "closed")
+        sidecar.start()
+
+    def _begin(self, stage: str, what: str) -> None:
+        self._host.tell(stage, what)
+        self._on_stage(what)
+
+    def _progress(
+        self, stage: str, activity: str, units: str, interrupted: Callable[[], bool]
+    ) -> Callable[[int, int], None]:
+        """Says how far it is, every few seconds, and gives up when the process is to end."""
+        told = time.monotonic()
+
+        def progress(done: int, total: int) -> None:
+            nonlocal told
+            if interrupted():
+                raise Pi05Error(f"{activity} was interrupted.")
+            if time.monotonic() - told > 2.0:
+                told = time.monotonic()
+                how_far = f"{activity}: {done} of {total} {units}."
+                self._host.tell(stage, how_far)
+                self._node.get_logger().info(how_far)
+
+        return progress
+
+    def _warm_up(self, progress: Callable[[int, int], None]) -> None:
         """The robot's own requests, before it moves. No chunk comes of it, and it counts in no latency."""
         if not self.policy.compiles:  # and an inference at full size may take half a minute
             self._node.get_logger().info("No warm-up: on a CPU nothing is compiled.")
             return
         shapes = {camera.name: (camera.height, camera.width) for camera in self.assembler.cameras}
         sizes = ", ".join(f"{name} {width} x {height}" for name, (height, width) in shapes.items())
-        on_stage(f"Warming up for {sizes} ...")
+        self._begin("warming_up", f"Warming up for {sizes} ...")
         seconds = self.policy.warm_up(shapes, num_steps=self.settings.loop.num_steps, progress=progress)
         self._node.get_logger().info(f"Warmed up in {seconds:.1f} s.")
 
@@ -173,18 +223,3 @@ def _make_assembler(node: Node, profile: RobotProfile, policy: Policy) -> Observ
             "no topic: that input of the model is masked."
         )
     return assembler
-
-
-def _progress(node: Node, interrupted: Callable[[], bool], activity: str, units: str) -> Callable[[int, int], None]:
-    """Logs how far it is, every few seconds, and gives up when the process is to end."""
-    told = time.monotonic()
-
-    def progress(done: int, total: int) -> None:
-        nonlocal told
-        if interrupted():
-            raise Pi05Error(f"{activity} was interrupted.")
-        if time.monotonic() - told > 2.0:
-            told = time.monotonic()
-            node.get_logger().info(f"{activity}: {done} of {total} {units}.")
-
-    return progress

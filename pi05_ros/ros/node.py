@@ -107,7 +107,6 @@ class PolicyNode(LifecycleNode):
 
     def _deploy(self) -> Deployment:
         settings = PolicyParameters(self)
-        self._tell_stage(f"Loading {settings.checkpoint} for {settings.robot} ...")
         prompt = self._given_prompt or settings.prompt
         deployment = Deployment(
             self,
@@ -116,6 +115,7 @@ class PolicyNode(LifecycleNode):
             self._publish_chunk,
             self._publish_status_on_change,
             self._tell_stage,
+            lambda: self._status.summary,
             self._interrupted,
         )
         cameras = ", ".join(camera.name for camera in deployment.assembler.cameras)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
@@ -12,6 +14,10 @@ from rclpy.parameter import Parameter
 
 from pi05_ros.errors import Pi05Error
 from pi05_ros.robot.loop import LoopSettings
+from pi05_ros.server.sidecar import ServerSettings
+
+TOKEN_VARIABLE = "PI05_ROS_TOKEN"
+"""Of the environment: what clients of the HTTP server must send. Parameters can be read by anybody, so it is none."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,19 @@ PARAMETERS = (
         "profile: command the robot as its profile says; none: publish chunks and command nothing.",
         choices=("profile", "none"),
     ),
+    Spec("http_host", "127.0.0.1", "Address that the HTTP server listens on; 0.0.0.0: on every IPv4 interface."),
+    Spec(
+        "http_port", 8000, "Port of the HTTP server: status page, action API, websockets; 0: none.", low=0, high=65535
+    ),
+    Spec("http_origins", "", "Web pages that may call the HTTP server besides its own: origins, comma separated."),
+    Spec(
+        "http_token_file",
+        "",
+        "File with the token that HTTP clients must send; empty: as the environment variable PI05_ROS_TOKEN says, "
+        "else none.",
+    ),
+    Spec("http_certificate", "", "PEM file of the HTTP server's certificate: TLS, together with http_key."),
+    Spec("http_key", "", "PEM file of the certificate's private key."),
 )
 _BY_NAME = {spec.name: spec for spec in PARAMETERS}
 
@@ -127,7 +146,7 @@ def _text(value: Any) -> str:
 
 
 class PolicyParameters:
-    """The present values, as what they are for."""
+    """The present values, as what they are for. Raises Pi05Error: the token file cannot be used."""
 
     def __init__(self, node: Node) -> None:
         values = {spec.name: node.get_parameter(spec.name).value for spec in PARAMETERS}
@@ -149,3 +168,32 @@ class PolicyParameters:
             num_steps=values["num_steps"] or None,
             seed=None if values["seed"] < 0 else values["seed"],
         )
+        self.server = _server_settings(text, values["http_port"])
+
+
+def _server_settings(text: dict[str, str], port: int) -> ServerSettings | None:
+    """None: nothing is served."""
+    if port == 0:
+        return None
+    origins = (origin.strip() for origin in text["http_origins"].split(","))
+    return ServerSettings(
+        host=text["http_host"],
+        port=port,
+        token=_token(text["http_token_file"]),
+        origins=tuple(origin for origin in origins if origin),
+        certificate=text["http_certificate"],
+        key=text["http_key"],
+    )
+
+
+def _token(path: str) -> str:
+    """What the file holds; without a file, what the environment says."""
+    if not path:
+        return os.environ.get(TOKEN_VARIABLE, "").strip()
+    try:
+        token = Path(path).expanduser().read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Pi05Error(f"http_token_file: {path} cannot be read: {error}") from error
+    if not token:
+        raise Pi05Error(f"http_token_file: {path} is empty; expected the token that clients send.")
+    return token

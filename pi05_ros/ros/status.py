@@ -29,6 +29,12 @@ class StatusPublisher:
         self._told_key: object = None
         self._rates: dict[str, float] = {}
         self._arrivals: tuple[float, dict[str, int]] = (0.0, {})
+        self._summary = _summary(PolicyStatus(state=PolicyStatus.UNCONFIGURED))
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """state, reason, prompt and robot as last published. Safe from any thread."""
+        return self._summary
 
     def publish_unconfigured(self, reason: str) -> None:
         """There is nothing to describe yet, or no more."""
@@ -90,3 +96,8 @@ class StatusPublisher:
     def _send(self, message: PolicyStatus) -> None:
         message.header.stamp = self._node.get_clock().now().to_msg()
         self._publisher.publish(message)
+        self._summary = _summary(message)
+
+
+def _summary(message: PolicyStatus) -> dict[str, str]:
+    return {name: getattr(message, name) for name in ("state", "reason", "prompt", "robot")}

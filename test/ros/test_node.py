@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,54 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rclpy
-from rclpy.context import Context
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.parameter import Parameter
 
 from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.msg import PolicyStatus
 from pi05_ros.policy import Policy, load_profile
-from pi05_ros.ros.deployment import Deployment
-from pi05_ros.ros.node import PolicyNode
-from ros.robot_stand_in import POSE, Robot
-
-# A lifecycle node's services outlive destroy_node() within a process, and would answer for the nodes of later tests:
-# so every station here has a ROS domain of its own.
-DOMAINS = itertools.count(int(os.environ["ROS_DOMAIN_ID"]))
-
-
-class Station:
-    """The node, spun on a thread, and the robot beside it."""
-
-    def __init__(self, checkpoint: Path, interrupted: Callable[[], bool] = lambda: False) -> None:
-        domain = 1 + next(DOMAINS) % 101
-        self.context = Context()
-        rclpy.init(context=self.context, domain_id=domain)
-        values = {"checkpoint": str(checkpoint), "robot": "aloha_sim", "prompt": "x", "device": "cpu"}
-        overrides = [Parameter(name, value=value) for name, value in values.items()]
-        self.node = PolicyNode(interrupted, context=self.context, parameter_overrides=overrides)
-        self.executor = SingleThreadedExecutor(context=self.context)
-        self.executor.add_node(self.node)
-        self.thread = threading.Thread(target=self.executor.spin, daemon=True)
-        self.robot = Robot(domain=domain)
-
-    @property
-    def deployment(self) -> Deployment:
-        assert self.node._deployment is not None
-        return self.node._deployment
-
-    def activate(self) -> None:
-        assert self.node.trigger_activate() == TransitionCallbackReturn.SUCCESS
-
-    def close(self) -> None:
-        self.executor.shutdown()
-        self.thread.join(5)
-        self.node.close("The test ends.")
-        self.node.destroy_node()
-        self.robot.close()
-        rclpy.shutdown(context=self.context)
+from ros.robot_stand_in import POSE
+from ros.station import Station
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +27,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def station(checkpoint: Path) -> Iterator[Station]:
     station = Station(checkpoint)
-    assert station.node.trigger_configure() == TransitionCallbackReturn.SUCCESS
+    station.configure()
     station.activate()
     station.thread.start()
     yield station

@@ -21,6 +21,7 @@ from std_msgs.msg import String
 from pi05_ros import Policy
 from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.msg import PolicyStatus
+from ros.http_clients import HttpClient, free_port
 from ros.robot_stand_in import NAMES, PROFILE, Robot, picture, rows, stamp_ns
 
 SEED = 7
@@ -33,7 +34,7 @@ SECOND = 1_000_000_000
 def generate_test_description() -> tuple[LaunchDescription, dict[str, Any]]:
     folder = Path(tempfile.mkdtemp(prefix="pi05_launch_"))
     checkpoint = make_checkpoint("tiny", folder / "tiny")
-    parameters = folder / "parameters.yaml"
+    parameters, port = folder / "parameters.yaml", free_port()
     # The prompt stands in the file and the argument: the argument wins.
     parameters.write_text(f"/**:\n  ros__parameters:\n    seed: {SEED}\n    precision: float32\n    prompt: not this\n")
     policy_launch = IncludeLaunchDescription(
@@ -44,9 +45,10 @@ def generate_test_description() -> tuple[LaunchDescription, dict[str, Any]]:
             "prompt": PROMPT,
             "device": "cpu",
             "params_file": str(parameters),
+            "http_port": str(port),
         }.items(),
     )
-    return LaunchDescription([policy_launch, ReadyToTest()]), {"checkpoint": checkpoint}
+    return LaunchDescription([policy_launch, ReadyToTest()]), {"checkpoint": checkpoint, "port": port}
 
 
 class PolicyLaunch(unittest.TestCase):
@@ -182,6 +184,13 @@ class PolicyLaunch(unittest.TestCase):
         assert (status.robot, status.prompt, status.adapt_to_pi) == ("aloha_sim", PROMPT, False)
         assert status.latency_p95_ms >= status.latency_p50_ms
         assert status.latency_p50_ms > 0
+
+    def test_the_same_policy_answers_over_http(self, port: int) -> None:
+        client = HttpClient(port)
+        assert client.get("/readyz").status == 200
+        robot = client.get("/v1/actions/metadata").body["robot"]
+        assert (robot["profile"], robot["joint_names"]) == ("aloha_sim", list(PROFILE.joint_names))
+        assert client.act().actions.shape == (50, 14)
 
     def test_reset_forgets_the_prefixes(self) -> None:
         begin = self.robot.now_ns

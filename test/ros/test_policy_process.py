@@ -21,6 +21,7 @@ from std_msgs.msg import String
 
 from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.msg import PolicyStatus
+from ros.http_clients import Asking, HttpClient, free_port
 from ros.robot_stand_in import Robot
 
 CONFIGURE, CLEANUP = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_CLEANUP
@@ -40,10 +41,11 @@ def robot() -> Iterator[Robot]:
 
 
 class Node:
-    """A process of policy_node, and how to drive it."""
+    """A process of policy_node, and how to drive it. It serves nothing over HTTP unless a port is given."""
 
     def __init__(self, log: Path, *arguments: str, **parameters: Any) -> None:
-        given = [word for name, value in parameters.items() for word in ("-p", f"{name}:={value}")]
+        values = {"http_port": 0, **parameters}
+        given = [word for name, value in values.items() for word in ("-p", f"{name}:={value}")]
         self.log = log
         command = [sys.executable, "-m", "pi05_ros.tools.policy_node", *arguments, "--ros-args", *given]
         self.process = subprocess.Popen(command, stderr=log.open("w"), stdout=subprocess.DEVNULL)
@@ -263,10 +265,26 @@ def test_a_signal_while_an_inference_runs(start: Any, robot: Robot, checkpoint: 
     assert_ended_well(node, number)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_clients_wait_for_answers(start: Any, robot: Robot, checkpoint: Path, number: int) -> None:
+    """One request runs for many seconds, others wait behind it: every client hears something, and the node ends."""
+    port = free_port()
+    node = start(checkpoint=checkpoint, robot="aloha_sim", prompt="x", device="cpu", http_port=port)
+    assert change_state(robot, CONFIGURE)
+    assert f"Serving on http://127.0.0.1:{port}" in node.text
+    assert change_state(robot, ACTIVATE)
+    robot.wait_for_status(PolicyStatus.RUNNING)
+    clients, watcher = Asking(port, 6, once=True, num_inference_steps=1000), HttpClient(port)
+    robot.wait_for(lambda: watcher.engine("pi05_running") and watcher.engine("pi05_queue_depth"), "busy engine")
+    assert_ended_well(node, number)
+    assert {answer.status for (answer,) in clients.finish()} == {503}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("-p", "replan_steps:=ten"), "Parameter replan_steps"),
+        (("-p", "http_port:=70000"), "Parameter http_port"),
         (("-p", "bad"), ""),
         (("--log-level", "foo"), ""),
     ],

@@ -46,6 +46,7 @@ def generate_test_description() -> tuple[LaunchDescription, dict[str, Any]]:
             "render_quality": "fast",
             "camera_width": "64",
             "camera_height": "48",
+            "http_port": "0",
         }.items(),
     )
     return LaunchDescription([sim_launch, ReadyToTest()]), {"checkpoint": checkpoint}
