@@ -10,6 +10,7 @@ import argparse
 import platform
 import shlex
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -60,12 +61,14 @@ def demonstrate(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="pi05_demo_") as scratch, _ros():
         _refuse_company()
         checkpoint = options.checkpoint or _make_checkpoint(Path(scratch) / "tiny", options.seed)
+        port = _free_port()
         command = [
             *("ros2", "launch", "pi05_ros", "sim.launch.py"),
             *(f"checkpoint:={checkpoint.resolve()}", f"prompt:={options.prompt}", f"device:={options.device}"),
-            *(f"seed:={options.seed}", "render_quality:=fast"),
+            *(f"seed:={options.seed}", "render_quality:=fast", f"http_port:={port}"),
         ]
         print(f"Starting robot and policy:\n  {shlex.join(command)}", flush=True)
+        print(f"Status page as long as they run: http://127.0.0.1:{port}/", flush=True)
         with ChildProcesses(command, options.output / "launch.log") as nodes:
             try:
                 recording = _record_episode(options, nodes)
@@ -73,6 +76,13 @@ def demonstrate(options: argparse.Namespace) -> None:
                 last_words = "\n".join(f"  {line}" for line in nodes.last_lines(LOG_LINES))
                 raise DemoError(f"{error} The nodes' last words ({nodes.log}):\n{last_words}") from error
     _report(options, recording, time.monotonic() - began)
+
+
+def _free_port() -> int:
+    """The usual one may be taken, of which the demo is not to fail."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def _make_checkpoint(folder: Path, seed: int) -> Path:
