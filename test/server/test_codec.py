@@ -13,6 +13,7 @@ from golden_cases import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from openpi_client import msgpack_numpy as openpi_numpy
 
 from pi05_ros.errors import ObservationError
 from pi05_ros.server.codec import pack, unpack
@@ -42,6 +43,35 @@ def test_bytes_of_openpi_client(name: str) -> None:
     message = unpack(data)
     assert same(message, json.loads((FOLDER / "msgpack.json").read_text())[name])
     assert pack(message) == data
+
+
+ARRAY, SCALAR, DATA, DTYPE, SHAPE = (
+    f"c4{len(name):02x}" + name.encode().hex() for name in ("__ndarray__", "__npgeneric__", "data", "dtype", "shape")
+)
+"""The keys as they are on the wire: bytes, not text."""
+
+
+@pytest.mark.parametrize(
+    ("value", "wire"),
+    [
+        (
+            np.array([1, -2], np.float32),
+            f"84 {ARRAY} c3 {DATA} c408 0000803f000000c0 {DTYPE} a33c6634 {SHAPE} 9102",
+        ),
+        (np.array([[1, 2], [3, 4]], np.uint8), f"84 {ARRAY} c3 {DATA} c404 01020304 {DTYPE} a37c7531 {SHAPE} 920202"),
+        (np.float32(1.5), f"83 {SCALAR} c3 {DATA} cb3ff8000000000000 {DTYPE} a33c6634"),
+        (np.bool_(True), f"83 {SCALAR} c3 {DATA} c3 {DTYPE} a37c6231"),
+        (np.array("hi"), f"84 {ARRAY} c3 {DATA} c408 6800000069000000 {DTYPE} a33c5532 {SHAPE} 90"),
+    ],
+    ids=["float32", "uint8", "scalar", "truth value", "text"],
+)
+def test_bytes_of_the_protocol(value: Any, wire: str) -> None:
+    """Both ways, and openpi's own code writes and reads the same."""
+    data = bytes.fromhex(wire)
+    assert pack(value) == data == openpi_numpy.packb(value)
+    for back in (unpack(data), openpi_numpy.unpackb(data)):
+        assert (back.dtype, back.shape) == (value.dtype, value.shape)
+        assert np.array_equal(back, value)
 
 
 def test_scalars_keep_their_types() -> None:
