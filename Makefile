@@ -4,11 +4,11 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 # The rooms that are typed strictly; they import no ROS.
-PURE_ROOMS := $(addprefix pi05_ros/,errors.py model checkpoint engine policy robot)
+PURE_ROOMS := $(addprefix pi05_ros/,errors.py model checkpoint engine policy robot server client)
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: help setup build test lint demo clean
+.PHONY: help setup build test soak lint demo clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1 \t/' | expand -t 16
@@ -25,6 +25,10 @@ lint: setup  ## ruff, and mypy on the rooms without ROS
 
 test: setup lint  ## lint, then all tests, e.g. make test PYTEST_ARGS="test/model -x"
 	@source ./env.sh && PI05_ROS_TEST_NODES=$${PI05_ROS_ACCEPT_ISAACSIM:-1} python -m pytest $(PYTEST_ARGS)
+
+soak: setup  ## the tests of load, stalls and pings in full length, and 64 clients for a minute
+	@source ./env.sh && PI05_ROS_SOAK=1 python -m pytest test/server/test_faults.py $(PYTEST_ARGS)
+	@source ./env.sh && python benchmarks/serve_load.py --clients 64 --seconds 60
 
 demo: setup  ## the policy on a simulated ALOHA; writes demo_report/
 	@source ./env.sh && python -m pi05_ros.tools.demo $(DEMO_ARGS)

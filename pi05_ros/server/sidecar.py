@@ -86,6 +86,7 @@ class Sidecar:
 
     def close(self, timeout: float = 5.0) -> None:
         """Accept nothing more, let what is in flight end or refuse it, and join. Idempotent."""
+        self._service.monitor.close()  # whose readers would else be waited for
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(timeout)
@@ -112,7 +113,7 @@ class Sidecar:
 
 def _app(service: ActionService, settings: ServerSettings) -> ASGIApp:
     app = Starlette(
-        routes=[*ActionRoutes(service).routes(), *Sockets(service).routes(), *status_routes(service.monitor)],
+        routes=[*ActionRoutes(service).routes(), *Sockets(service).routes(), *status_routes(service.monitor, settings.limits)],
         exception_handlers={HTTPException: on_http_exception, Exception: on_exception},
     )
     only_local = _is_loopback(settings.host) and not settings.token
