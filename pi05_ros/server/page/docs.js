@@ -13,12 +13,12 @@ const name = (reference) => reference.split("/").at(-1);
 const anchor = (text) => text.replace(/[^\w-]+/g, "-").replace(/^-|-$/g, "");
 const json = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
 
-/** Text of several paragraphs, in which `code` is marked as such. */
-function prose(text) {
-  return (text ?? "").split(/\n\s*\n/).filter(Boolean).map((paragraph) =>
-    el("p", {}, ...paragraph.split(/(`+[^`]+`+)/).map((part) =>
-      part.startsWith("`") ? el("code", { textContent: part.replaceAll("`", "") }) : part)));
-}
+/** Text in which `code` is marked as such. */
+const inline = (text) => text.split(/(`+[^`]+`+)/).filter(Boolean).map((part) =>
+  part.startsWith("`") ? el("code", { textContent: part.replaceAll("`", "") }) : part);
+
+/** The same in several paragraphs. */
+const prose = (text) => (text ?? "").split(/\n\s*\n/).filter(Boolean).map((paragraph) => el("p", {}, ...inline(paragraph)));
 
 const joined = (schemas, by) => schemas.flatMap((one, index) => [...(index ? [by] : []), ...type(one)]);
 
@@ -41,7 +41,7 @@ function type(schema) {
 
 function limits(schema) {
   const found = Object.entries(LIMITS).filter(([key]) => key in schema).map(([key, sign]) => `${sign} ${schema[key]}`);
-  if (schema.default !== undefined && schema.default !== null) found.push(`default ${JSON.stringify(schema.default)}`);
+  if (["string", "number", "boolean"].includes(typeof schema.default)) found.push(`default ${JSON.stringify(schema.default)}`);
   return found.join(", ");
 }
 
@@ -104,7 +104,7 @@ function operation(root, path, method, one, shared) {
     ...part("Answers", ...Object.entries(one.responses ?? {}).map(([status, entry]) => {
       const answer = resolve(root, entry);
       const inside = content(answer.content);
-      const title = [el("b", { textContent: status, class: status < "400" ? "well" : "ill" }), ` ${answer.description ?? ""}`];
+      const title = [el("b", { textContent: status, class: status < "400" ? "well" : "ill" }), " ", ...inline(answer.description ?? "")];
       return inside.length
         ? el("details", { class: "answer" }, el("summary", {}, ...title), ...inside)
         : el("p", { class: "answer" }, ...title);
@@ -114,7 +114,7 @@ function operation(root, path, method, one, shared) {
 function draw(root) {
   const { info, paths = {}, components = {} } = root;
   document.title = `${info.title} API`;
-  document.getElementById("version").textContent = `${info.title} ${info.version}`;
+  document.getElementById("version").textContent = `API ${info.version}`;
   const operations = Object.entries(paths).flatMap(([path, item]) =>
     METHODS.filter((method) => item[method]).map((method) => [path, method, item[method], item.parameters ?? []]));
   const schemas = Object.entries(components.schemas ?? {});

@@ -31,6 +31,9 @@ export function short(value) {
   return value.toFixed(digits).replace(/^-(0(\.0*)?)$/, "$1").replace("-", "−");
 }
 
+/** The same for what is set rather than measured: 50, not 50.0. */
+export const brief = (value) => String(Number(value.toPrecision(3)));
+
 export const milliseconds = (value) =>
   value === null ? "–" : value >= 10000 ? `${short(value / 1000)} s` : `${short(value)} ms`;
 
@@ -164,5 +167,5 @@ export class LatencyChart {
 
 function niceCeiling(value) {
   const power = 10 ** Math.floor(Math.log10(value));
-  return power * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value * 0.999);
+  return power * [1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value * 0.999);
 }

@@ -1,6 +1,6 @@
 // The status page: what the events say, where it stands on the page.
 
-import { JointChart, LatencyChart, el, milliseconds, quantile, short } from "./draw.js";
+import { JointChart, LatencyChart, brief, el, milliseconds, quantile, short } from "./draw.js";
 import { Link, ask } from "./link.js";
 
 const STAGES = {
@@ -72,7 +72,7 @@ function showRobot({ robot, metadata }) {
     metadata
       ? [
           ["profile", metadata.profile ?? "the checkpoint's own"],
-          ["chunk", `${metadata.horizon} rows`, hz ? `${short(metadata.horizon / hz)} s at ${short(hz)} Hz` : ""],
+          ["chunk", `${metadata.horizon} rows`, hz ? `${brief(metadata.horizon / hz)} s at ${brief(hz)} Hz` : ""],
           ["denoise steps", String(metadata.num_steps)],
           ["device", metadata.device, metadata.compile_mode],
           ["precision", metadata.precision],
@@ -86,29 +86,25 @@ function showRequests({ counts, clients, engine, latencies, last }) {
   const looked = counts.cache_hits + counts.cache_misses;
   const recent = latencies.time.filter((moment) => since(moment) < 10).length;
   list("tiles", [
-    ["answered", String(counts.answered), recent ? `${short(recent / 10)} /s` : ""],
-    ["median", milliseconds(quantile(latencies.total_ms, 0.5)), ""],
+    ["answered", String(counts.answered), recent ? `${brief(recent / 10)} /s` : ""],
+    ["median", milliseconds(quantile(latencies.total_ms, 0.5)), latencies.time.length ? `p95 ${milliseconds(quantile(latencies.total_ms, 0.95))}` : ""],
     ["cache hits", looked ? `${Math.round((100 * counts.cache_hits) / looked)} %` : "–", looked ? `${counts.cache_hits} of ${looked}` : ""],
-    ["clients", String(clients.http + clients.realtime + clients.openpi), ""],
+    ["waiting", engine ? String(engine.waiting) : "–", engine ? (engine.running ? `${engine.running} running` : "idle") : ""],
   ]);
-  const batches = Object.entries(engine?.batches ?? {}).map(([size, times]) => `${times} × ${size}`);
+  const batches = Object.entries(engine?.batches ?? {}).map(([size, times]) => `${times} ${size === "1" ? "single" : `of ${size}`}`);
   list("traffic", [
-    ["clients by kind", `${clients.http} HTTP, ${clients.realtime} realtime, ${clients.openpi} OpenPI`],
-    ["batches", batches.join(", ") || "–", batches.length ? "times × size" : ""],
-    ["engine", engine ? `${engine.running} running, ${engine.waiting} waiting` : "–"],
-    ["not answered", `${counts.refused} refused, ${counts.failed} failed, ${counts.late} late, ${counts.cancelled} cancelled`],
+    ["clients", `${clients.http} HTTP, ${clients.realtime} realtime, ${clients.openpi} OpenPI`],
+    ["batches", batches.join(", ") || "–"],
     ["last answer", last ? ago(since(last.time)) : "–"],
+    ["refused", String(counts.refused)],
+    ["failed", String(counts.failed)],
+    ["late, cancelled", `${counts.late}, ${counts.cancelled}`],
   ]);
 }
 
-/** What to say where there is nothing yet. */
-const NOTHING = "Nothing has been inferred yet. The first request that is answered is shown here.";
-const nothing = () => el("p", { class: "empty", textContent: NOTHING });
-
 function showStateVector({ last, metadata }) {
   const { joint_names: names, units } = metadata;
-  put("state-note", last?.state ? ago(since(last.time)) : "");
-  if (!last) return build("state", "empty", () => [nothing()]);
+  put("state-note", last.state ? ago(since(last.time)) : "");
   if (!last.state) return build("state", "changed", () => [el("p", { class: "empty", textContent: "It was changed by its owner." })]);
   const values = build("state", names.join() + last.state.length, () =>
     last.state.map((_, index) => {
@@ -131,16 +127,13 @@ function build(id, key, make) {
 let charts = [];
 function showChunk({ last, metadata }) {
   const { action_names: names, action_units: units, control_hz: hz, joint_names: joints } = metadata;
-  if (!last) {
-    put("chunk-note", "");
-    return build("chunk", "empty", () => [nothing()]);
-  }
   const [rows, dims] = [last.actions.length, last.actions[0].length];
   build("chunk", `${names.join()} ${dims}`, () => {
     charts = last.actions[0].map((_, index) => new JointChart(names[index] ?? `action ${index}`, units?.[index] ?? ""));
+    $("chunk").style.setProperty("--columns", dims <= 8 ? dims : ([7, 8, 6, 5].find((columns) => dims % columns === 0) ?? 8));
     return charts.map((chart) => chart.node);
   });
-  const end = hz ? `${short(rows / hz)} s` : `${rows} rows`;
+  const end = hz ? `${brief(rows / hz)} s` : `${rows} rows`;
   // A state can stand in the chart of an action only where both are the same quantity.
   const same = (index) => joints[index] === names[index] && !(units?.[index] ?? "").endsWith("/s");
   charts.forEach((chart, index) => {
@@ -153,17 +146,16 @@ function showChunk({ last, metadata }) {
 
 function showLatency({ latencies }) {
   const count = latencies.time.length;
-  if (!count) {
-    put("latency-note", "");
-    return build("latency", "empty", () => [nothing()]);
-  }
   build("latency", "chart", () => [latencyChart.node]);
   const cut = latencyChart.update(latencies);
   const longest = milliseconds(Math.max(...latencies.total_ms));
   put("latency-note", cut ? `${cut} beyond the scale, the longest ${longest}` : "");
-  latencyChart.left.textContent = count > 1 ? `${count} requests since ${ago(since(latencies.time[0]))}` : "1 request";
+  latencyChart.left.textContent = count > 1 ? `${count} requests, the first ${ago(since(latencies.time[0]))}` : "1 request";
   latencyChart.right.textContent = ago(since(latencies.time.at(-1)));
 }
+
+/** The message, without the field that stands before it. */
+const sentence = ({ field, message }) => (field && message.startsWith(`${field}: `) ? message.slice(field.length + 2) : message);
 
 function showRefusals({ refusals, counts }) {
   put("refusals-note", counts.refused > refusals.length ? `the last ${refusals.length} of ${counts.refused}` : "");
@@ -177,7 +169,7 @@ function showRefusals({ refusals, counts }) {
             el("time", { textContent: new Date(1000 * one.time).toLocaleTimeString() }),
             el("code", { textContent: one.route }),
             el("span", { class: "pill", "data-tone": one.status < 500 ? "busy" : "bad", textContent: `${one.status} ${one.code}` }),
-            el("p", {}, one.field ? el("code", { textContent: one.field }) : null, el("span", { textContent: one.message })),
+            el("p", {}, one.field ? el("code", { textContent: one.field }) : null, el("span", { textContent: sentence(one) })),
           ),
         )
       : [el("li", { class: "empty", textContent: "No request has been refused." })],
@@ -196,14 +188,14 @@ function showCameras({ cameras, last, metadata }) {
     const [frame, caption] = figures[index].children;
     const [image, absent] = frame.children;
     image.hidden = !camera.seen || !image.src;
-    absent.textContent = camera.seen ? "" : camera.masked ? "masked" : last ? "not sent" : "nothing yet";
+    absent.textContent = camera.seen ? "" : camera.masked ? "masked" : "not sent";
     const size = metadata.image_size;
-    const shape = camera.width ? `${camera.width} × ${camera.height} to ${size} × ${size}` : "";
+    const shape = camera.width ? `${camera.width}×${camera.height} → ${size}×${size}` : "";
     caption.replaceChildren(el("b", { textContent: camera.name }), el("small", { textContent: shape }));
     if (camera.seen) fetchPicture(camera.name, image, last.number);
   });
-  put("prompt", last ? `“${last.prompt}”` : "");
-  $("prompt").hidden = !last?.prompt;
+  put("prompt", `“${last.prompt}”`);
+  $("prompt").hidden = !last.prompt;
 }
 
 const fetched = new Map();
@@ -250,8 +242,9 @@ function show() {
     sentences.push(showState(snapshot));
     showRobot(snapshot);
     showRequests(snapshot);
-    for (const id of ["cameras", "state", "chunk", "latency"]) $(id).closest("section").hidden = !snapshot.metadata;
-    if (snapshot.metadata) {
+    $("nothing").hidden = snapshot.last !== null || snapshot.stage !== "ready";
+    for (const id of ["cameras", "state", "chunk", "latency"]) $(id).closest("section").hidden = !snapshot.last;
+    if (snapshot.last) {
       showCameras(snapshot);
       showStateVector(snapshot);
       showChunk(snapshot);
