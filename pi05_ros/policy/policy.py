@@ -21,6 +21,7 @@ from pi05_ros.errors import InferenceError, Pi05Error
 from pi05_ros.model import PRECISIONS, RtcGuidance, census
 from pi05_ros.model.pi05 import TIME_GRIDS
 from pi05_ros.policy.binding import Binding, bind
+from pi05_ros.policy.inputs import as_integer
 from pi05_ros.policy.loading import (
     check_least,
     check_milliseconds,
@@ -276,28 +277,37 @@ class Policy:
         image_shapes: Mapping[str, tuple[int, int]] | None = None,
         prompt_lengths: Iterable[int] | None = None,
         *,
+        batches: Iterable[int] = (1,),
         num_steps: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> float:
         """Run what a deployment will ask for, so that its first chunks wait for no compiler and no capture.
 
-        One request for each bucket of prompt lengths, alone in its batch, past the prefix cache, and after whatever
-        else waits. The first one compiles kernels, each one takes a few inferences' time and, for good, its bucket's
-        buffers and graphs. Batches, other cameras, float images and other numbers of steps are compiled and captured
-        when they first come. On a CPU nothing is (``compiles`` is False), and this only costs as many inferences.
+        Each batch size once for each bucket of prompt lengths, past the prefix cache, and after whatever else waits.
+        The first one compiles kernels, each one takes a few inferences' time and, for good, its bucket's buffers and
+        graphs. Other batches, cameras, float images and numbers of steps are compiled and captured when they first
+        come. On a CPU nothing is (``compiles`` is False), and this only costs as many inferences.
 
         image_shapes: height and width of uint8 images, by camera, of all cameras that there will be; None: every
             camera at 480 x 640. prompt_lengths: in tokens, with the state; None: all that the checkpoint allows,
-            since the length changes with the state. num_steps: None: the checkpoint's.
-        progress: called with requests done and requests in all, also while one runs; what it raises ends the warm-up.
+            since the length changes with the state. batches: numbers of requests that will run together, each
+            from 1 to max_batch; a robot's own request runs alone. num_steps: None: the checkpoint's.
+        progress: called with batches done and batches in all, also while one runs; what it raises ends the warm-up.
 
         Returns the seconds that it took. Raises ObservationError that names the field, and what ``infer`` raises.
         """
         began = time.monotonic()
         observations = rehearsals(self.checkpoint, self.binding, image_shapes, prompt_lengths)
+        sizes = {as_integer("batches", size, 1, self.engine.max_batch) for size in batches}
         # The lowest priority, so that it is no company for a request that somebody waits for.
         options = {"seed": 0, "num_steps": num_steps, "prefix_cache": False, "priority": -MAX_PRIORITY}
-        run_in_turn([partial(self.submit, observation, **options) for observation in observations], progress)
+        # The robot's own come last: should there be no room for all, they are those that stay.
+        rehearsed = [
+            partial(self.submit_batch, [observation] * size, [options] * size)
+            for size in sorted(sizes, reverse=True)
+            for observation in observations
+        ]
+        run_in_turn(rehearsed, progress)
         return time.monotonic() - began
 
     def reset(self) -> None:

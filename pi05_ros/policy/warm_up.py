@@ -46,22 +46,24 @@ def rehearsals(
 
 
 def run_in_turn(
-    requests: Sequence[Callable[[], Future[Any]]], progress: Callable[[int, int], None] | None = None
+    batches: Sequence[Callable[[], Sequence[Future[Any]]]], progress: Callable[[int, int], None] | None = None
 ) -> None:
-    """Submit each when the one before it has been answered. progress: called with requests done and requests in all,
+    """Submit each when the one before it has been answered. progress: called with batches done and batches in all,
     also while one runs; what it raises ends this. Raises what a request does.
     """
     tell = progress or (lambda done, total: None)
-    tell(0, len(requests))
-    for done, submit in enumerate(requests):
-        future = submit()
+    tell(0, len(batches))
+    for done, submit in enumerate(batches):
+        futures = submit()
         try:
-            while not wait([future], timeout=0.1).done:
-                tell(done, len(requests))
-            future.result()
+            while wait(futures, timeout=0.1).not_done:
+                tell(done, len(batches))
+            for future in futures:
+                future.result()
         finally:
-            future.cancel()
-        tell(done + 1, len(requests))
+            for future in futures:
+                future.cancel()
+        tell(done + 1, len(batches))
 
 
 def _black(field: str, shape: Any) -> np.ndarray:

@@ -72,8 +72,9 @@ def serve(arguments: argparse.Namespace) -> None:
             )
         if policy.compiles and not arguments.no_warm_up:
             host.tell("warming_up", "Kernels are compiled and graphs captured.")
-            with progress_bar("Warming up", "prompt lengths") as draw:
-                policy.warm_up(progress=lambda done, total: (draw(done, total), check_stop())[0])
+            with progress_bar("Warming up", "batches") as draw:
+                batches = range(1, policy.engine.max_batch + 1)
+                policy.warm_up(batches=batches, progress=lambda done, total: (draw(done, total), check_stop())[0])
         host.serve(policy)
         logging.getLogger(__name__).info("Ready: %s", sidecar.url)
         stop.wait()

@@ -190,6 +190,22 @@ def test_what_was_warmed_up_is_what_an_observation_needs(policy: Policy) -> None
     assert len(policy.engine.path._programs) == 2
 
 
+def test_batches_of_clients_are_warmed_up_where_there_will_be_some(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = []
+    run = policy.engine.path.run
+
+    def record(requests: Any) -> Any:
+        batches.append((len(requests), len(requests[0].tokens)))
+        return run(requests)
+
+    monkeypatch.setattr(policy.engine.path, "run", record)
+    policy.warm_up(dict.fromkeys(CAMERAS, (48, 64)), [20, 60], batches=range(1, 5))
+    sizes = [(size, tokens) for size in (4, 3, 2, 1) for tokens in (60, 20)]
+    assert batches == sizes, "the robot's own, which run alone, come last"
+
+
 def test_warming_up_what_is_asked(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = seen(policy, monkeypatch)
     policy.warm_up({"cam_right_wrist": (24, 33), "cam_high": (10, 20)}, [1, 150, 200, 31, 140], num_steps=3)
@@ -210,6 +226,7 @@ def test_warming_up_what_is_asked(policy: Policy, monkeypatch: pytest.MonkeyPatc
         ({"image_shapes": {"cam_high": 480}}, r"image_shapes\.cam_high: expected height and width, got 480"),
         ({"image_shapes": {"cam_high": (480, 0)}}, r"image_shapes\.cam_high: expected an integer from 1 to .*, got 0"),
         ({"prompt_lengths": [20, 201]}, "prompt_lengths: expected an integer from 1 to 200, got 201"),
+        ({"prompt_lengths": [20], "batches": [1, 5]}, "batches: expected an integer from 1 to 4, got 5"),
         ({"prompt_lengths": [20], "num_steps": 0}, "num_steps: expected an integer from 1"),
     ],
 )

@@ -103,7 +103,7 @@ def test_clients_get_what_the_policy_gives(start: Callable[..., Process]) -> Non
     assert np.array_equal(given["actions"], expected)
 
     snapshot = urllib3.request("GET", url + "/status/snapshot").json()
-    assert np.allclose(snapshot["last"]["chunk"], expected, atol=1e-3)
+    assert np.allclose(snapshot["last"]["actions"], expected, atol=1e-3)
     assert server.end(signal.SIGINT) == 0
     assert "Traceback" not in server.text
 
