@@ -54,10 +54,10 @@ def test_every_route_is_as_described(case: schemathesis.Case) -> None:
 @EXAMPLES
 def test_options_as_described_are_accepted(case: schemathesis.Case) -> None:
     """Of a good observation: then there is no reason to refuse it."""
-    body = case.body if isinstance(case.body, dict) else {}
-    parameters, runtime = dict(body.get("parameters", {})), dict(body.get("runtime", {}))
-    steps = parameters.get("num_inference_steps")
-    parameters["num_inference_steps"] = steps and min(steps, 4)  # for time
+    body: dict[str, Any] = case.body if isinstance(case.body, dict) else {}
+    parameters, runtime = {**body.get("parameters", {})}, {**body.get("runtime", {})}
+    if parameters.get("num_inference_steps"):
+        parameters["num_inference_steps"] = min(parameters["num_inference_steps"], 4)  # for time
     for name in ("action_horizon", "action_dim"):  # the one that there is, or none
         parameters.pop(name, None)
     runtime["timeout_ms"] = 60_000.0
