@@ -1,4 +1,4 @@
-"""What the pure rooms log with Python's logging comes out where a ROS operator looks."""
+"""What the other rooms and the web server log with Python's logging comes out where a ROS operator looks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+LEVELS = {"pi05_ros": logging.INFO, "uvicorn": logging.WARNING, "asyncio": logging.WARNING}
+"""Of what is worth an operator's attention, by logger."""
 
 
 class _RosHandler(logging.Handler):
@@ -28,13 +31,15 @@ class _RosHandler(logging.Handler):
 
 @contextmanager
 def log_through(logger: Any) -> Iterator[None]:
-    """Send records of ``pi05_ros`` to a node's logger while inside."""
-    package, handler = logging.getLogger("pi05_ros"), _RosHandler(logger)
-    before = package.level
-    package.addHandler(handler)
-    package.setLevel(logging.INFO)
+    """Send records of LEVELS' loggers to a node's logger while inside."""
+    handler = _RosHandler(logger)
+    before = {name: logging.getLogger(name).level for name in LEVELS}
+    for name, level in LEVELS.items():
+        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).setLevel(level)
     try:
         yield
     finally:
-        package.removeHandler(handler)
-        package.setLevel(before)
+        for name, level in before.items():
+            logging.getLogger(name).removeHandler(handler)
+            logging.getLogger(name).setLevel(level)

@@ -54,6 +54,10 @@ class HttpClient:
         headers = {**self._headers, "Content-Type": "application/msgpack"}
         return _read(self._pool.request("POST", "/v1/actions/generations", body=body, headers=headers))
 
+    def follow(self, path: str) -> urllib3.BaseHTTPResponse:
+        """An answer that goes on; its body is still to be read."""
+        return self._pool.request("GET", path, headers=self._headers, preload_content=False)
+
     def engine(self, gauge: str) -> float:
         """A number of /metrics without labels."""
         lines = self.get("/metrics").body.splitlines()

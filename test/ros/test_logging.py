@@ -15,6 +15,8 @@ logger = logging.getLogger("pi05_ros.somewhere")
 with log_through(rclpy.logging.get_logger("policy_node")):
     for name in ("WARNING", "INFO", "ERROR", "WARNING", "DEBUG"):
         logger.log(getattr(logging, name), "one of level %s", name)
+    logging.getLogger("uvicorn.error").info("Started server process")
+    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
 logger.info("after the end")
 """
 
@@ -28,4 +30,5 @@ def test_records_of_every_severity_come_out_in_any_order():
         ("[INFO", "one of level INFO"),
         ("[ERROR", "one of level ERROR"),
         ("[WARN", "one of level WARNING"),
+        ("[WARN", "Invalid HTTP request received."),
     ]

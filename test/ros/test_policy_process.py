@@ -18,6 +18,8 @@ from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from std_msgs.msg import String
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.msg import PolicyStatus
@@ -267,17 +269,24 @@ def test_a_signal_while_an_inference_runs(start: Any, robot: Robot, checkpoint: 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_clients_wait_for_answers(start: Any, robot: Robot, checkpoint: Path, number: int) -> None:
-    """One request runs for many seconds, others wait behind it: every client hears something, and the node ends."""
+    """A batch runs for many seconds, others wait behind it: every client hears something, and the node ends."""
     port = free_port()
     node = start(checkpoint=checkpoint, robot="aloha_sim", prompt="x", device="cpu", http_port=port)
     assert change_state(robot, CONFIGURE)
     assert f"Serving on http://127.0.0.1:{port}" in node.text
     assert change_state(robot, ACTIVATE)
     robot.wait_for_status(PolicyStatus.RUNNING)
-    clients, watcher = Asking(port, 6, once=True, num_inference_steps=1000), HttpClient(port)
-    robot.wait_for(lambda: watcher.engine("pi05_running") and watcher.engine("pi05_queue_depth"), "busy engine")
-    assert_ended_well(node, number)
-    assert {answer.status for (answer,) in clients.finish()} == {503}
+    client = HttpClient(port)
+    with client.follow("/status/events") as events, connect(f"ws://127.0.0.1:{port}/openpi/policy") as idle:
+        assert idle.recv()
+        clients = Asking(port, 9, once=True, num_inference_steps=1000)
+        robot.wait_for(lambda: client.engine("pi05_running") == 4 and client.engine("pi05_queue_depth"), "full batch")
+        assert_ended_well(node, number)
+        statuses = {answer.status for (answer,) in clients.finish()}
+        assert 503 in statuses <= {200, 503}
+        assert events.read(), "it has an end"
+        with pytest.raises(ConnectionClosed):
+            idle.recv(timeout=10)
 
 
 @pytest.mark.parametrize(
