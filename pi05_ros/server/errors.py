@@ -42,6 +42,7 @@ class RequestError(Pi05Error):
     """
 
     def __init__(self, status: int, message: str, field: str = "", code: str = "") -> None:
+        message, field = _sendable(message), _sendable(field)
         super().__init__(message)
         self.status, self.message, self.field = status, message, field
         self.code = code or CODES.get(status, HTTPStatus(status).phrase.lower().replace(" ", "_"))
@@ -80,6 +81,11 @@ class NotReadyError(RequestError):
     @property
     def body(self) -> dict[str, Any]:
         return {**super().body, "status": self.stage}
+
+
+def _sendable(text: str) -> str:
+    """A message may repeat what a client wrote, which is not always text that can be sent."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def as_request_error(error: BaseException) -> RequestError:

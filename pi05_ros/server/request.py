@@ -18,7 +18,7 @@ from pi05_ros.server.codec import unpack
 from pi05_ros.server.errors import RequestError
 from pi05_ros.server.limits import Limits
 from pi05_ros.server.schema import GenerationRequest, Input, Parameters, read_request
-from pi05_ros.server.values import ImageReader, as_array, plain
+from pi05_ros.server.values import ImageReader, as_array, is_unicode, plain
 
 _OBSERVATION_KEYS = ("observation.images.", "observation/images/", "observation.", "observation/")
 _RENAMED = {
@@ -290,6 +290,8 @@ def _stamp(stamp: Any) -> float | None:
 
 def _identity(identity: Any) -> str | None:
     identity = plain(identity)
-    if identity is not None and (not isinstance(identity, (str, int)) or len(str(identity)) > 256):
+    if identity is None:
+        return None
+    if not isinstance(identity, (str, int)) or len(str(identity)) > 256 or not is_unicode(str(identity)):
         raise ObservationError("id", f"expected text of at most 256 characters, got {identity!r:.100}")
-    return None if identity is None else str(identity)
+    return str(identity)

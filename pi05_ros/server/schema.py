@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from pi05_ros.errors import ObservationError
-from pi05_ros.server.values import plain
+from pi05_ros.server.values import is_unicode, plain
 
 MAX_STEPS = 1000
 _SWITCH_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "auto": None}
@@ -37,14 +37,25 @@ def _unwrap(value: Any) -> Any:
     return value
 
 
+def _text(value: Any) -> Any:
+    value = plain(value)
+    if isinstance(value, str) and not is_unicode(value):
+        raise ValueError("expected text that is valid Unicode")
+    return value
+
+
 Switch = Annotated[
     bool | None,
     BeforeValidator(_switch),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": ["auto", "true", "false"]}, {"type": "null"}]}),
 ]
-Integer = Annotated[int, BeforeValidator(_unwrap)]
-Number = Annotated[float, BeforeValidator(_unwrap)]
-Text = Annotated[str, BeforeValidator(plain)]
+# Bounds stand before the validators, or JSON schema would not show them.
+Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), BeforeValidator(_unwrap)]
+Size = Annotated[int, Field(ge=1), BeforeValidator(_unwrap)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), BeforeValidator(_unwrap)]
+Milliseconds = Annotated[float, Field(gt=0, le=3_600_000), BeforeValidator(_unwrap)]
+Text = Annotated[str, BeforeValidator(_text)]
+Identity = Annotated[str, Field(max_length=256), BeforeValidator(_text)]
 
 _ARRAY = {
     "description": "Numbers: a nested list, a msgpack array, or {values | data, dtype, shape}.",
@@ -91,14 +102,10 @@ class Input(_Model):
 
 
 class Parameters(_Model):
-    num_inference_steps: Integer | None = Field(
-        default=None, ge=1, le=MAX_STEPS, description="Default: the checkpoint's."
-    )
-    action_horizon: Integer | None = Field(default=None, ge=1, description="Only the checkpoint's own value.")
-    action_dim: Integer | None = Field(default=None, ge=1, description="Only the checkpoint's own value.")
-    seed: Integer | None = Field(
-        default=None, ge=-(2**63), lt=2**63, description="Of the noise, the same for every input; default: fresh noise."
-    )
+    num_inference_steps: Steps | None = Field(default=None, description="Default: the checkpoint's.")
+    action_horizon: Size | None = Field(default=None, description="Only the checkpoint's own value.")
+    action_dim: Size | None = Field(default=None, description="Only the checkpoint's own value.")
+    seed: Seed | None = Field(default=None, description="Of the noise, the same for every input; default: fresh noise.")
     output_format: Literal["list", "numpy"] | None = None
 
 
@@ -110,11 +117,8 @@ class Runtime(_Model):
     return_timing: Switch = True
     prefix_cache: Switch = None
     cuda_graph: Switch = None
-    timeout_ms: Number | None = Field(
-        default=None,
-        gt=0,
-        le=3_600_000,
-        description="Not begun by then, it is refused (504). Default: the server's limit.",
+    timeout_ms: Milliseconds | None = Field(
+        default=None, description="Not begun by then, it is refused (504). Default: the server's limit."
     )
 
 
@@ -122,8 +126,8 @@ class GenerationRequest(_Model):
     """``POST /v1/actions/generations``. Without ``input`` the whole body is one observation."""
 
     model: Text | None = Field(default=None, description="Not read: the server has one policy.")
-    id: Text | None = Field(default=None, max_length=256, description="Handed back; default: made up.")
-    request_id: Text | None = Field(default=None, max_length=256, description="The same under another name.")
+    id: Identity | None = Field(default=None, description="Handed back; default: made up.")
+    request_id: Identity | None = Field(default=None, description="The same under another name.")
     input: Input | list[Input]
     parameters: Parameters = Parameters()
     runtime: Runtime = Runtime()
@@ -183,9 +187,13 @@ def read_request(body: dict[Any, Any]) -> GenerationRequest:
     try:
         return GenerationRequest.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"] if part not in ("Input", "list[Input]")) or "request"
-        message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        # Of input's two forms, what is wrong with the one that came.
+        other = ("input", "Input" if isinstance(body.get("input"), list) else "list[Input]")
+        first = next(one for one in error.errors(include_url=False) if one["loc"][:2] != other)
+        field = ".".join(str(part) for part in first["loc"] if part not in ("Input", "list[Input]"))
+        message = "a map" if first["type"] == "model_type" else first["msg"]
+        for start in ("Value error, ", "Input should be ", "String should have "):
+            message = message.removeprefix(start)
         message = message if message.startswith("expected") else f"expected {message}"
         raise ObservationError(field, f"{message}, got {_shown(first.get('input'))}") from error
 

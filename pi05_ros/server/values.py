@@ -34,6 +34,15 @@ def plain(value: Any) -> Any:
     return value
 
 
+def is_unicode(text: str) -> bool:
+    """False where JSON's escapes made halves of characters, which no reply could carry back."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def as_array(field: str, value: Any) -> np.ndarray:
     """An array of numbers in any of the forms above. Raises ObservationError."""
     if isinstance(value, Mapping):

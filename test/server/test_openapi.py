@@ -74,3 +74,9 @@ def test_options_as_described_are_accepted(case: schemathesis.Case) -> None:
 
 def test_the_document_is_openapi(document: Any) -> None:
     document.validate()
+
+
+def test_bounds_are_described(document: Any) -> None:
+    """A schema without them would still be valid, and nothing would hold a client to them."""
+    properties = document.raw_schema["components"]["schemas"]["Parameters"]["properties"]
+    assert {"type": "integer", "minimum": 1, "maximum": 1000} in properties["num_inference_steps"]["anyOf"]
