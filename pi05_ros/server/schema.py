@@ -37,6 +37,12 @@ def _unwrap(value: Any) -> Any:
     return value
 
 
+def _integer(value: Any) -> Any:
+    """JSON has one kind of number: 1.0 is an integer there."""
+    value = _unwrap(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _text(value: Any) -> Any:
     value = plain(value)
     if isinstance(value, str) and not is_unicode(value):
@@ -50,9 +56,9 @@ Switch = Annotated[
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": ["auto", "true", "false"]}, {"type": "null"}]}),
 ]
 # Bounds stand before the validators, or JSON schema would not show them.
-Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), BeforeValidator(_unwrap)]
-Size = Annotated[int, Field(ge=1), BeforeValidator(_unwrap)]
-Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), BeforeValidator(_unwrap)]
+Steps = Annotated[int, Field(ge=1, le=MAX_STEPS), BeforeValidator(_integer)]
+Size = Annotated[int, Field(ge=1), BeforeValidator(_integer)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), BeforeValidator(_integer)]
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000), BeforeValidator(_unwrap)]
 Text = Annotated[str, BeforeValidator(_text)]
 Identity = Annotated[str, Field(max_length=256), BeforeValidator(_text)]
