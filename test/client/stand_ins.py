@@ -98,6 +98,8 @@ def http_server(answer: Callable[[dict[str, Any]], tuple[int, str, bytes]]) -> I
             with contextlib.suppress(ConnectionError):  # who asked may be gone
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
+                if 300 <= status < 400:
+                    self.send_header("Location", "/elsewhere")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -101,8 +101,18 @@ def test_ctrl_c_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_server_that_reads_nothing_holds_nobody() -> None:
     with server_that_stops_reading() as url, ActionClient(url) as client:
         more_than_buffers_hold = np.zeros((4000, 4000, 3), np.uint8)
-        with pytest.raises(Timeout):
-            client.infer({"cam": more_than_buffers_hold}, [1.0], "", timeout=0.5)
+        raised: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                client.infer({"cam": more_than_buffers_hold}, [1.0], "", timeout=0.5)
+            except ClientError as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        assert [type(error) for error in raised] == [Timeout]
 
 
 def test_a_connection_that_breaks_is_said_and_made_anew() -> None:
