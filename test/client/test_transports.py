@@ -99,7 +99,8 @@ def test_ctrl_c_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_server_that_reads_nothing_holds_nobody() -> None:
-    with server_that_stops_reading() as url, ActionClient(url) as client:
+    with server_that_stops_reading() as url:
+        client = ActionClient(url)
         more_than_buffers_hold = np.zeros((4000, 4000, 3), np.uint8)
         raised: list[BaseException] = []
 
@@ -113,6 +114,7 @@ def test_a_server_that_reads_nothing_holds_nobody() -> None:
         thread.start()
         thread.join(PATIENCE)
         assert [type(error) for error in raised] == [Timeout]
+        client.close()
 
 
 def test_a_connection_that_breaks_is_said_and_made_anew() -> None:
