@@ -6,6 +6,7 @@ and leaves the node unconfigured, so that the parameter can be set right and con
 nodes are not to die of a wrong path.
 
 Callbacks only store. Inference and control have threads of their own, so neither waits for the other or for a message.
+So has the HTTP server, which a configured node is; its clients get chunks and command nothing.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ parameters (--ros-args -p NAME:=VALUE, or --params-file FILE):
 topics out: ~/action_chunk, ~/status, and the commands that the robot profile names
 topics in:  ~/prompt, and the cameras and joint states that the robot profile names
 services:   ~/enable (std_srvs/SetBool; false holds the robot), ~/reset (std_srvs/Trigger)
+HTTP:       from configure on a status page, the action API and openpi's websocket, by default on
+            http://127.0.0.1:8000/; clients must send the token of PI05_ROS_TOKEN or http_token_file, if there is one
 
 example: policy_node --ros-args -p checkpoint:=/path/to/checkpoint -p robot:=aloha_ros2 -p prompt:="uncap the pen\""""
 

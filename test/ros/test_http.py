@@ -168,17 +168,19 @@ def test_a_configure_that_fails_leaves_no_server_behind(
     assert client.act().status == 200
 
 
-def test_clients_see_what_the_robot_is_at(station: Station) -> None:
+def test_the_status_page_is_told_what_the_robot_is_at(station: Station, client: HttpClient) -> None:
     robot = station.robot
     station.configure()
-    status = station.deployment._host.robot_status
-    assert status is not None
+
+    def told() -> dict[str, str]:
+        return client.get("/status/snapshot").body["robot"]
+
     inactive = {"state": "inactive", "reason": "Configured; not activated.", "prompt": "x", "robot": "aloha_sim"}
-    robot.wait_for(lambda: status() == inactive, "inactive node")
+    robot.wait_for(lambda: told() == inactive, "inactive node")
     station.activate()
-    robot.wait_for(lambda: status()["state"] == "running", "running node")
+    robot.wait_for(lambda: told()["state"] == "running", "running node")
     robot.joint_names.remove("elbow")
-    robot.wait_for(lambda: "joint elbow is not in" in status()["reason"], "reason for waiting")
+    robot.wait_for(lambda: "joint elbow is not in" in told()["reason"], "reason for waiting")
 
 
 def test_deactivating_leaves_clients_alone(station: Station, client: HttpClient, port: int) -> None:
