@@ -79,7 +79,7 @@ class Deployment:
             )
             end_of_policy.callback(self.policy.close, timeout=CLOSE_TIMEOUT)
             self.assembler = _make_assembler(node, self.profile, self.policy)
-            self._warm_up(self._progress("warming_up", "Warming up", "prompt lengths", interrupted))
+            self._warm_up(self._progress("warming_up", "Warming up", "batches", interrupted))
             self.loop = PolicyLoop(
                 self.policy, self.profile, self.assembler, self._now_ns, on_chunk, settings.loop, prompt
             )
@@ -194,14 +194,17 @@ class Deployment:
         return progress
 
     def _warm_up(self, progress: Callable[[int, int], None]) -> None:
-        """The robot's own requests, before it moves. No chunk comes of it, and it counts in no latency."""
+        """What will be asked for, before the robot moves. No chunk comes of it, and it counts in no latency."""
         if not self.policy.compiles:  # and an inference at full size may take half a minute
             self._node.get_logger().info("No warm-up: on a CPU nothing is compiled.")
             return
         shapes = {camera.name: (camera.height, camera.width) for camera in self.assembler.cameras}
         sizes = ", ".join(f"{name} {width} x {height}" for name, (height, width) in shapes.items())
         self._begin("warming_up", f"Warming up for {sizes} ...")
-        seconds = self.policy.warm_up(shapes, num_steps=self.settings.loop.num_steps, progress=progress)
+        # The robot's own run alone; a batch of clients, compiled when it first came, would keep the robot waiting.
+        largest = 1 if self.settings.server is None else self.policy.engine.max_batch
+        steps = self.settings.loop.num_steps
+        seconds = self.policy.warm_up(shapes, batches=range(1, largest + 1), num_steps=steps, progress=progress)
         self._node.get_logger().info(f"Warmed up in {seconds:.1f} s.")
 
     def _make_output(self, undo: ExitStack) -> RobotOutput | None:

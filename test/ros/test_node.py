@@ -105,7 +105,7 @@ def test_configure_warms_up_what_the_robot_will_ask_for(checkpoint: Path, monkey
 
     def spy(policy: Policy, image_shapes: Any, **options: Any) -> float:
         station.robot.wait_for_status(PolicyStatus.UNCONFIGURED, "Warming up for cam_high 320 x 240, cam_left_wrist")
-        asked.append({"image_shapes": image_shapes, "num_steps": options["num_steps"]})
+        asked.append({"image_shapes": image_shapes, "num_steps": options["num_steps"], "batches": options["batches"]})
         return warm_up(policy, image_shapes, **options)
 
     monkeypatch.setattr(Policy, "warm_up", spy)
@@ -113,7 +113,8 @@ def test_configure_warms_up_what_the_robot_will_ask_for(checkpoint: Path, monkey
     try:
         assert station.node.trigger_configure() == TransitionCallbackReturn.SUCCESS
         cameras = ("cam_high", "cam_left_wrist", "cam_right_wrist")
-        assert asked == [{"image_shapes": dict.fromkeys(cameras, (240, 320)), "num_steps": 3}]
+        shapes = dict.fromkeys(cameras, (240, 320))
+        assert asked == [{"image_shapes": shapes, "num_steps": 3, "batches": range(1, 2)}]
         assert station.deployment.policy.engine.stats()["answered"] == 7, "one for each bucket of prompt lengths"
         station.thread.start()
         status = station.robot.wait_for_status(PolicyStatus.INACTIVE)
