@@ -2,7 +2,8 @@
 
 An array is a map with the bytes keys ``__ndarray__``, ``data`` (C order), ``dtype`` and ``shape``; a numpy scalar one
 with ``__npgeneric__``. Reading also takes text keys (SGLang) and the ``nd`` maps of the msgpack-numpy package.
-Nothing is ever unpickled: object, void and complex dtypes are refused in both directions.
+Nothing is ever unpickled: object, void and complex dtypes, and others that are no plain bytes, are refused in both
+directions.
 """
 
 from __future__ import annotations
@@ -15,8 +16,23 @@ import msgpack
 import numpy as np
 
 from pi05_ros.errors import ObservationError
+from pi05_ros.server.errors import shown
 
-_REFUSED_KINDS = "VOc"
+_KINDS = "biufSUmM"
+"""numpy's letters for what travels: truth values, integers, floats, bytes, text and times."""
+
+_SCALARS: dict[str, tuple[type, ...]] = {
+    "b": (bool,),
+    "i": (int,),
+    "u": (int,),
+    "f": (int, float),
+    "S": (bytes,),
+    "U": (str,),
+}
+"""What a scalar of a kind is sent as. numpy would take more: an integer as bytes is that many zeros."""
+
+_LONGEST_DTYPE = 64
+"""Characters. Longer names describe many fields, which are refused anyway."""
 
 
 def pack(value: Any) -> bytes:
@@ -67,7 +83,7 @@ def unpack(data: bytes, max_values: int | None = None) -> Any:
 
 
 def _encode(value: Any) -> Any:
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _REFUSED_KINDS:
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in _KINDS:
         raise ValueError(f"dtype {value.dtype} is not supported")
     if isinstance(value, np.ndarray):
         return {
@@ -85,7 +101,7 @@ def _decode(value: dict[Any, Any]) -> Any:
     if _get(value, "__ndarray__") is True:
         return _array(_get(value, "data"), _get(value, "dtype"), _get(value, "shape"))
     if _get(value, "__npgeneric__") is True:
-        return _dtype(_get(value, "dtype")).type(_get(value, "data"))
+        return _scalar(_get(value, "data"), _get(value, "dtype"))
     if _get(value, "nd") is True and _get(value, "type") is not None:
         return _array(_get(value, "data"), _get(value, "type"), _get(value, "shape"))
     if _get(value, "nd") is False and _get(value, "type") is not None:
@@ -97,24 +113,32 @@ def _get(value: Mapping[Any, Any], key: str) -> Any:
     return value.get(key.encode(), value.get(key))
 
 
-def _dtype(name: Any) -> np.dtype[Any]:
+def read_dtype(field: str, name: Any) -> np.dtype[Any]:
+    """Raises ObservationError: no dtype, or one that does not travel."""
     if isinstance(name, bytes):
         name = name.decode("ascii", "replace")
-    if not isinstance(name, str):
-        raise ObservationError("dtype", f"expected a numpy dtype string, got {name!r}")
+    if not isinstance(name, str) or len(name) > _LONGEST_DTYPE:
+        raise ObservationError(field, f"expected a numpy dtype string, got {shown(name)}")
     try:
         dtype = np.dtype(name)
     except (TypeError, ValueError, SyntaxError) as error:
-        raise ObservationError("dtype", f"expected a numpy dtype string, got {name!r}") from error
-    if dtype.kind in _REFUSED_KINDS or dtype.itemsize == 0:
-        raise ObservationError("dtype", f"{name!r} is not supported")
+        raise ObservationError(field, f"expected a numpy dtype string, got {name!r}") from error
+    if dtype.kind not in _KINDS or dtype.itemsize == 0:
+        raise ObservationError(field, f"{name!r} is not supported")
     return dtype
 
 
+def _scalar(data: Any, dtype_name: Any) -> Any:
+    dtype = read_dtype("dtype", dtype_name)
+    if not isinstance(data, _SCALARS.get(dtype.kind, ())):
+        raise ObservationError("data", f"expected a value of {dtype.str}, got {shown(data)}")
+    return dtype.type(data)
+
+
 def _array(data: Any, dtype_name: Any, shape: Any) -> np.ndarray:
-    dtype = _dtype(dtype_name)
+    dtype = read_dtype("dtype", dtype_name)
     if not isinstance(shape, (list, tuple)) or not all(type(side) is int and 0 <= side < 2**31 for side in shape):
-        raise ObservationError("shape", f"expected a list of sizes, got {shape!r:.100}")
+        raise ObservationError("shape", f"expected a list of sizes, got {shown(shape)}")
     if len(shape) > 16:
         raise ObservationError("shape", f"expected at most 16 dimensions, got {len(shape)}")
     if not isinstance(data, bytes):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
+
+import numpy as np
 
 from pi05_ros.errors import (
     DeadlineError,
@@ -19,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER = 1
 """Seconds, where a client may try again."""
+
+LONGEST_MESSAGE, LONGEST_FIELD, SHOWN = 1000, 256, 100
+"""Characters of an error, and of a value in it."""
 
 CODES = {
     400: "invalid_value",
@@ -42,7 +48,7 @@ class RequestError(Pi05Error):
     """
 
     def __init__(self, status: int, message: str, field: str = "", code: str = "") -> None:
-        message, field = _sendable(message), _sendable(field)
+        message, field = _sendable(message, LONGEST_MESSAGE), _sendable(field, LONGEST_FIELD)
         super().__init__(message)
         self.status, self.message, self.field = status, message, field
         self.code = code or CODES.get(status, HTTPStatus(status).phrase.lower().replace(" ", "_"))
@@ -83,8 +89,22 @@ class NotReadyError(RequestError):
         return {**super().body, "status": self.stage}
 
 
-def _sendable(text: str) -> str:
-    """A message may repeat what a client wrote, which is not always text that can be sent."""
+def shown(value: Any) -> str:
+    """What came, in few words, however much and however deep it is."""
+    if isinstance(value, (str, bytes)):
+        return repr(value[:SHOWN])
+    if isinstance(value, (list, tuple)) and len(value) <= 16 and all(isinstance(one, (int, float)) for one in value):
+        return f"{list(value)}"
+    if isinstance(value, (Mapping, list, tuple)):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, np.ndarray):
+        return f"an array {list(value.shape)} of {value.dtype}"
+    return f"{value!r:.{SHOWN}}"
+
+
+def _sendable(text: str, longest: int) -> str:
+    """A message may repeat what a client wrote, which may be long, and is not always text that can be sent."""
+    text = text if len(text) <= longest else f"{text[:longest]}..."
     return text.encode("utf-8", "backslashreplace").decode()
 
 

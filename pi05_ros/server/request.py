@@ -15,7 +15,7 @@ import numpy as np
 from pi05_ros.errors import ObservationError
 from pi05_ros.policy import Observation, Policy
 from pi05_ros.server.codec import unpack
-from pi05_ros.server.errors import RequestError
+from pi05_ros.server.errors import RequestError, shown
 from pi05_ros.server.limits import Limits
 from pi05_ros.server.schema import GenerationRequest, Input, Parameters, read_request
 from pi05_ros.server.values import ImageReader, as_array, is_unicode, plain
@@ -226,7 +226,7 @@ def _is_described(value: Mapping[Any, Any]) -> bool:
 def _cameras(images: Mapping[Any, Any], policy: Policy) -> Iterator[tuple[str, Any]]:
     for key, value in images.items():
         if not isinstance(key, str):
-            raise ObservationError("images", f"expected names of cameras, got {key!r:.100}")
+            raise ObservationError("images", f"expected names of cameras, got {shown(key)}")
         if value is not None:
             yield _camera(key, policy) or key, value
 
@@ -245,7 +245,7 @@ def _check_camera_order(order: Any, policy: Policy, images: Mapping[str, Any]) -
     if order is None:
         return
     if not isinstance(order, (list, tuple)) or not all(isinstance(name, str) for name in order):
-        raise ObservationError("camera_order", f"expected a list of camera names, got {order!r:.100}")
+        raise ObservationError("camera_order", f"expected a list of camera names, got {shown(order)}")
     wanted = [name for name in policy.binding.fed_cameras if name in images]
     if [_camera(name, policy) or name for name in order] != wanted:
         raise ObservationError("camera_order", f"expected {wanted} (this checkpoint's), got {list(order)!r:.200}")
@@ -256,7 +256,13 @@ def _masks(masks: Any, policy: Policy) -> dict[str, Any] | None:
         return None
     if not isinstance(masks, Mapping):
         raise ObservationError("image_masks", f"expected a map by camera name, got {type(masks).__name__}")
-    return {_camera(str(name), policy) or str(name): plain(value) for name, value in masks.items()}
+    read = {}
+    for key, value in masks.items():
+        name = (_camera(key, policy) or key) if isinstance(key, str) else shown(key)
+        read[name] = plain(value)
+        if not isinstance(read[name], bool):
+            raise ObservationError(f"image_masks.{name}", f"expected true or false, got {shown(value)}")
+    return read
 
 
 def _prompt(values: Mapping[str, Any], limits: Limits) -> str:
@@ -284,7 +290,7 @@ def _stamp(stamp: Any) -> float | None:
     if stamp is None:
         return None
     if isinstance(stamp, bool) or not isinstance(stamp, (int, float)) or not math.isfinite(stamp):
-        raise ObservationError("stamp", f"expected seconds, got {stamp!r:.100}")
+        raise ObservationError("stamp", f"expected seconds, got {shown(stamp)}")
     return float(stamp)
 
 
@@ -293,5 +299,5 @@ def _identity(identity: Any) -> str | None:
     if identity is None:
         return None
     if not isinstance(identity, (str, int)) or len(str(identity)) > 256 or not is_unicode(str(identity)):
-        raise ObservationError("id", f"expected text of at most 256 characters, got {identity!r:.100}")
+        raise ObservationError("id", f"expected text of at most 256 characters, got {shown(identity)}")
     return str(identity)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from pi05_ros.errors import ObservationError
+from pi05_ros.server.errors import shown
 from pi05_ros.server.values import is_unicode, plain
 
 MAX_STEPS = 1000
@@ -201,10 +202,4 @@ def read_request(body: dict[Any, Any]) -> GenerationRequest:
         for start in ("Value error, ", "Input should be ", "String should have "):
             message = message.removeprefix(start)
         message = message if message.startswith("expected") else f"expected {message}"
-        raise ObservationError(field, f"{message}, got {_shown(first.get('input'))}") from error
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, (dict, list, bytes)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"{value!r:.100}"
+        raise ObservationError(field, f"{message}, got {shown(first.get('input'))}") from error

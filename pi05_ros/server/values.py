@@ -20,7 +20,8 @@ from PIL import Image
 
 from pi05_ros.errors import ObservationError
 from pi05_ros.robot.images import ImageError, decode_compressed
-from pi05_ros.server.errors import RequestError
+from pi05_ros.server.codec import read_dtype
+from pi05_ros.server.errors import RequestError, shown
 from pi05_ros.server.limits import Limits
 
 _KINDS = "biuf"
@@ -84,6 +85,8 @@ class ImageReader:
             with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as header:
                 width, height = header.size
                 kind = str(header.format).lower()
+        except Image.DecompressionBombError as error:
+            raise RequestError(413, f"{field}: the image is far larger than can be read: {error}", field) from error
         except Exception as error:  # Pillow raises many types for damaged headers
             raise ObservationError(
                 field, f"expected a JPEG or PNG file, got {len(data)} bytes that are none"
@@ -129,8 +132,10 @@ def _encoded(field: str, value: Any) -> bytes | None:
 def _described_array(field: str, value: Mapping[Any, Any]) -> np.ndarray:
     """{"values" or "data", "dtype", "shape"}; dtype and shape may be left out where the values say them."""
     values = value.get("values", value.get("data"))
+    if isinstance(values, Mapping):
+        raise ObservationError(field, "expected numbers, got a map in a map")
     if values is None:
-        raise ObservationError(field, f'expected "values" (or "data"), got {", ".join(map(repr, list(value)[:8]))}')
+        raise ObservationError(field, f'expected "values" (or "data"), got {", ".join(map(shown, list(value)[:8]))}')
     dtype, shape = plain(value.get("dtype")), value.get("shape")
     if isinstance(values, (bytes, bytearray)):
         if dtype is None or shape is None:
@@ -150,12 +155,9 @@ def _described_array(field: str, value: Mapping[Any, Any]) -> np.ndarray:
 
 
 def _dtype(field: str, name: Any) -> np.dtype[Any]:
-    try:
-        dtype = np.dtype(name if isinstance(name, str) else None)
-    except (TypeError, ValueError, SyntaxError) as error:
-        raise ObservationError(f"{field}.dtype", f"expected a numpy dtype's name, got {name!r:.100}") from error
-    if not isinstance(name, str) or dtype.kind not in _KINDS:
-        raise ObservationError(f"{field}.dtype", f"expected a dtype of numbers, got {name!r:.100}")
+    dtype = read_dtype(f"{field}.dtype", name)
+    if dtype.kind not in _KINDS:
+        raise ObservationError(f"{field}.dtype", f"expected a dtype of numbers, got {shown(name)}")
     return dtype
 
 
@@ -168,7 +170,7 @@ def _whole_items(field: str, data: bytes | bytearray, dtype: np.dtype[Any]) -> b
 def _reshape(field: str, array: np.ndarray, shape: Any) -> np.ndarray:
     sides = [plain(side) for side in shape] if isinstance(shape, (list, tuple, np.ndarray)) else None
     if sides is None or len(sides) > 16 or not all(type(side) is int and side >= 0 for side in sides):
-        raise ObservationError(f"{field}.shape", f"expected a list of at most 16 sizes, got {shape!r:.100}")
+        raise ObservationError(f"{field}.shape", f"expected a list of at most 16 sizes, got {shown(shape)}")
     if math.prod(sides) != array.size:
         raise ObservationError(f"{field}.shape", f"expected one for {array.size} values, got {sides}")
     return array.reshape(sides)

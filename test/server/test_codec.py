@@ -111,6 +111,11 @@ def array_map(**changes: Any) -> bytes:
     return packed
 
 
+def scalar_map(data: Any, dtype: str) -> bytes:
+    packed: bytes = msgpack.packb({b"__npgeneric__": True, b"data": data, b"dtype": dtype})
+    return packed
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -136,7 +141,13 @@ def array_map(**changes: Any) -> bytes:
         (b"\x91" * 100_000 + b"\x01", "message: not readable as msgpack"),
         (b"\xdd\xff\xff\xff\xff", "message: not readable as msgpack"),
         (msgpack.packb({"a": 1}) + b"\x01", "message: not readable as msgpack"),
-        (msgpack.packb({b"__npgeneric__": True, b"data": "x", b"dtype": "<f4"}), "not readable as msgpack"),
+        (array_map(dtype="f4," * 99), "dtype: expected a numpy dtype string"),
+        (array_map(dtype="T"), "dtype: 'T' is not supported"),
+        (scalar_map("x", "<f4"), "data: expected a value of <f4, got 'x'"),
+        (scalar_map([1.0], "<f4"), "data: expected a value of <f4, got [1.0]"),
+        (scalar_map(10**12, "|S1"), "data: expected a value of |S1, got 1000000000000"),
+        (scalar_map(300, "|i1"), "message: not readable as msgpack"),
+        (scalar_map(1, "<c8"), "dtype: '<c8' is not supported"),
     ],
 )
 def test_malformed_messages_are_refused(data: bytes, message: str) -> None:
