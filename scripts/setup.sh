@@ -105,7 +105,14 @@ missing_packages() {
     has_library libEGL_mesa || has_library libOSMesa || echo "libegl1 libegl-mesa0 libgl1-mesa-dri"
     has_library 'libGL\.so\.1' || echo libgl1
     [ "$SOURCE" = wheels ] || command -v colcon > /dev/null || echo python3-colcon-common-extensions
+    has_browser || fetches_browser || echo chromium
 }
+
+# The tests of the status page need a Chromium.
+has_browser() { command -v chromium > /dev/null || command -v google-chrome > /dev/null; }
+
+# Ubuntu's package chromium only asks for a snap, which does not work in containers: there playwright fetches one.
+fetches_browser() { grep -qsx 'ID=ubuntu' /etc/os-release; }
 
 system_packages() {
     local missing
@@ -188,6 +195,15 @@ python_packages() {
     say "        $TORCH and the rest; PI05_ROS_TORCH can name a smaller build of torch than PyPI's with CUDA"
     pip_install "Python packages with $TORCH" "${constraints[@]}" -r "$SCRIPTS/requirements.txt" "$TORCH"
     pip_install "scene files of gym-aloha" --no-deps -r "$SCRIPTS/requirements-nodeps.txt"
+    has_browser || ! fetches_browser || playwright_browser
+}
+
+# As root with the libraries that it needs; anybody else is told by playwright if some are missing.
+playwright_browser() {
+    local with_libraries=()
+    [ "$(id -u)" -ne 0 ] || with_libraries=(--with-deps)
+    say "        Chromium, for the tests of the status page"
+    logged "Chromium for the tests" "$VENV/bin/python" -m playwright install "${with_libraries[@]}" chromium
 }
 
 # --- launch and the ros2 command, on the wheels ----------------------------------------------------------------------
