@@ -1,8 +1,7 @@
-"""What the status page is told, and how: the monitor, the events and the pictures, without a browser."""
+"""What the status page is told: numbers, reasons and pictures."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import io
 import json
@@ -10,43 +9,24 @@ import math
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import wait
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 from PIL import Image
-from starlette.applications import Starlette
 
-from pi05_ros import Observation, Policy
-from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.engine.images import DIALECTS, image_to_model
 from pi05_ros.errors import ObservationError
-from pi05_ros.server import status
+from pi05_ros.policy import Policy
 from pi05_ros.server.errors import RequestError
 from pi05_ros.server.host import PolicyHost
-from pi05_ros.server.limits import Limits
 from pi05_ros.server.monitor import LATENCIES, REFUSALS, STAGES, TEXT, Monitor
-from pi05_ros.server.status import page_files, status_routes
-
-CAMERAS = ("cam_high", "cam_left_wrist", "cam_right_wrist")
-STATE = np.array([0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.5] * 2)
+from server.serving import STATE, load, observation
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("tiny", tmp_path_factory.mktemp("monitor") / "tiny")
-
-
-def load(folder: Path, **options: Any) -> Policy:
-    return Policy.from_checkpoint(folder, **{"device": "cpu", "precision": "float32", "robot": "aloha_sim", **options})
-
-
-@pytest.fixture(scope="module")
-def policy(tiny: Path) -> Iterator[Policy]:
-    with load(tiny) as policy:
+def policy() -> Iterator[Policy]:
+    with load() as policy:
         yield policy
 
 
@@ -61,12 +41,6 @@ def host(policy: Policy) -> PolicyHost:
 @pytest.fixture
 def monitor(host: PolicyHost) -> Monitor:
     return Monitor(host)
-
-
-def observation(**changes: Any) -> Observation:
-    rng = np.random.default_rng(0)
-    images = {name: rng.integers(0, 256, (48, 64, 3), dtype=np.uint8) for name in CAMERAS}
-    return Observation(**{"images": images, "state": STATE, "prompt": "pick up the cube", **changes})
 
 
 def test_an_answered_request_is_all_there(monitor: Monitor, policy: Policy) -> None:
@@ -101,10 +75,10 @@ def test_ends_other_than_an_answer_are_counted_and_leave_the_last_one(monitor: M
     assert monitor.snapshot()["last"]["prompt"] == "seen"
 
 
-def test_a_failed_inference_is_counted(tiny: Path) -> None:
+def test_a_failed_inference_is_counted() -> None:
     host = PolicyHost()
     monitor = Monitor(host)
-    with load(tiny) as policy:
+    with load() as policy:
         host.serve(policy)
         policy.engine.path.model.action_out_proj.bias.data.fill_(math.nan)  # type: ignore[attr-defined]
         wait([policy.submit(observation())])
@@ -163,10 +137,10 @@ def test_before_and_after_a_policy_there_is_a_reason(policy: Policy) -> None:
     assert snapshot["last"]["number"] == 1, "what it last did stays to be looked at"
 
 
-def test_a_policy_is_not_kept_alive(tiny: Path) -> None:
+def test_a_policy_is_not_kept_alive() -> None:
     host = PolicyHost()
     monitor = Monitor(host)
-    policy = load(tiny)
+    policy = load()
     host.serve(policy)
     policy.infer(observation())
     assert monitor.snapshot()["last"]
@@ -180,10 +154,10 @@ def test_a_policy_is_not_kept_alive(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("resize", DIALECTS)
-def test_a_picture_is_what_the_model_saw(tiny: Path, resize: str) -> None:
+def test_a_picture_is_what_the_model_saw(resize: str) -> None:
     image = np.zeros((100, 200, 3), np.uint8)
     image[:, ::3] = 255  # stripes, of which the two dialects make different things
-    with load(tiny, resize=resize) as policy:
+    with load(resize=resize) as policy:
         host = PolicyHost()
         host.serve(policy)
         monitor = Monitor(host)
@@ -225,123 +199,6 @@ def test_memory_that_its_owner_writes_to_again_does_no_harm(monitor: Monitor, po
         monitor.camera("cam_high")
 
 
-# ---- events, spoken to as uvicorn does ----
-
-
-class Reader:
-    """One client of /status/events. reads: False for one that takes nothing any more."""
-
-    def __init__(self, app: Starlette, reads: bool = True) -> None:
-        self.app, self.reads = app, reads
-        self.said: list[bytes] = []
-        self.changed = asyncio.Condition()
-        self.gone = asyncio.Event()
-        self.ended = False
-
-    async def run(self) -> None:
-        scope = {"type": "http", "method": "GET", "path": "/status/events", "query_string": b"", "headers": []}
-        await self.app(scope, self._receive, self._send)
-
-    async def _receive(self) -> dict[str, Any]:
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        if not self.reads and message["type"] == "http.response.body":
-            await asyncio.Event().wait()
-        async with self.changed:
-            self.ended = message.get("more_body") is False
-            self.said.append(message.get("body", b""))
-            self.changed.notify_all()
-
-    async def event(self, holds: Any) -> dict[str, Any]:
-        """The first event for which that is true."""
-        async with self.changed:
-            while True:
-                for text in self.said:
-                    if text.startswith(b"data: ") and holds(event := json.loads(text[6:])):
-                        return event
-                await self.changed.wait()
-
-    async def says(self, text: bytes) -> None:
-        async with self.changed:
-            await self.changed.wait_for(lambda: text in self.said)
-
-
-def told(test: Any) -> None:
-    """Run it; what never comes fails it."""
-
-    async def bounded() -> None:
-        with anyio.fail_after(30):
-            await test()
-
-    asyncio.run(bounded())
-
-
-def test_events_follow_what_happens_and_are_made_once_for_all(monitor: Monitor, policy: Policy) -> None:
-    app = Starlette(routes=status_routes(monitor))
-
-    async def follow() -> None:
-        readers = [Reader(app) for _ in range(5)]
-        async with anyio.create_task_group() as group:
-            for reader in readers:
-                group.start_soon(reader.run)
-            for reader in readers:
-                await reader.event(lambda event: event["last"] is None)
-            policy.submit(observation())
-            events = [await reader.event(lambda event: event["counts"]["answered"] == 1) for reader in readers]
-            assert len({event["now"] for event in events}) == 1
-            monitor.close()
-        assert all(reader.ended for reader in readers)
-
-    told(follow)
-
-
-@pytest.mark.parametrize("how", ["monitor", "host"])
-def test_a_server_that_closes_ends_its_events(monitor: Monitor, host: PolicyHost, how: str) -> None:
-    async def follow() -> None:
-        reader = Reader(Starlette(routes=status_routes(monitor)))
-        async with anyio.create_task_group() as group:
-            group.start_soon(reader.run)
-            await reader.event(lambda event: True)
-            monitor.close() if how == "monitor" else host.tell("closed")
-
-    told(follow)
-
-
-def test_a_reader_that_leaves_is_forgotten(monitor: Monitor) -> None:
-    async def follow() -> None:
-        reader = Reader(Starlette(routes=status_routes(monitor)))
-        async with anyio.create_task_group() as group:
-            group.start_soon(reader.run)
-            await reader.event(lambda event: True)
-            reader.gone.set()
-
-    told(follow)
-
-
-def test_a_reader_that_does_not_read_is_let_go_and_no_other_waits_for_it(monitor: Monitor) -> None:
-    app = Starlette(routes=status_routes(monitor, replace(Limits(), send_seconds=0.1)))
-
-    async def follow() -> None:
-        await Reader(app, reads=False).run()
-
-    told(follow)
-
-
-def test_a_connection_without_news_says_that_it_lives(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "SIGN_OF_LIFE", 0.0)
-
-    async def follow() -> None:
-        reader = Reader(Starlette(routes=status_routes(monitor)))
-        async with anyio.create_task_group() as group:
-            group.start_soon(reader.run)
-            await reader.says(b": nothing new\n\n")
-            reader.gone.set()
-
-    told(follow)
-
-
 def test_the_engine_is_not_held_up(monitor: Monitor, policy: Policy) -> None:
     """A listener never waits for one who reads: it gets by while a snapshot is being made."""
     answered = []
@@ -353,13 +210,3 @@ def test_the_engine_is_not_held_up(monitor: Monitor, policy: Policy) -> None:
     monitor._host.robot_status = robot_status
     monitor.snapshot()
     assert len(answered) == 2
-
-
-def test_the_page_needs_nothing_from_elsewhere_and_puts_text_in_as_text() -> None:
-    files = page_files()
-    assert {"/", "/docs", "/page/page.js", "/page/style.css"} <= set(files)
-    for path, file in files.items():
-        text = file.read_text()
-        assert "://" not in text.replace("http://www.w3.org/2000/svg", ""), path
-        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "onclick=", "style="):
-            assert word not in text, f"{path}: {word}"

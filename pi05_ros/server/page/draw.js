@@ -1,15 +1,6 @@
-// Elements and charts. Whatever comes from the server goes in as text, never as markup.
+// Charts, and how numbers are written.
 
-/** An element. properties: of the element; "class" and names with a dash are attributes. */
-export function el(tag, properties = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name === "class" || name === "for" || name === "role" || name.includes("-")) node.setAttribute(name, value);
-    else node[name] = value;
-  }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
-  return node;
-}
+import { el } from "./elements.js";
 
 export function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -28,7 +19,10 @@ export function short(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
   const digits = size >= 100 ? 0 : size >= 10 ? 1 : 2;
-  return value.toFixed(digits).replace(/^-(0(\.0*)?)$/, "$1").replace("-", "−");
+  return value
+    .toFixed(digits)
+    .replace(/^-(0(\.0*)?)$/, "$1")
+    .replace("-", "−");
 }
 
 /** The same for what is set rather than measured: 50, not 50.0. */
@@ -103,7 +97,9 @@ const LEAST_BARS = 60;
 export class LatencyChart {
   constructor() {
     this.bars = STAGES.map(([key]) => svg("path", { class: `fill ${key}` }));
-    this.grid = [0.25, 0.5, 0.75].map((at) => svg("line", { class: "grid", x1: 0, x2: 600, y1: 150 * at, y2: 150 * at }));
+    this.grid = [0.25, 0.5, 0.75].map((at) =>
+      svg("line", { class: "grid", x1: 0, x2: 600, y1: 150 * at, y2: 150 * at }),
+    );
     this.plot = svg(
       "svg",
       { viewBox: "0 0 600 150", preserveAspectRatio: "none", role: "img" },
@@ -149,7 +145,8 @@ export class LatencyChart {
         if (to - from < top / 1000) return;
         const x = 600 - (totals.length - index) * width;
         const [y, height] = [150 * (1 - to / top), (150 * (to - from)) / top];
-        path += `M${x.toFixed(2)} ${y.toFixed(2)}h${(0.85 * width).toFixed(2)}v${height.toFixed(2)}h-${(0.85 * width).toFixed(2)}z`;
+        const [left, bar] = [x.toFixed(2), (0.85 * width).toFixed(2)];
+        path += `M${left} ${y.toFixed(2)}h${bar}v${height.toFixed(2)}h-${bar}z`;
       });
       this.bars[stage].setAttribute("d", path);
     });
@@ -160,7 +157,10 @@ export class LatencyChart {
     this.high.textContent = milliseconds(top);
     this.half.textContent = milliseconds(top / 2);
     const [median, high] = this.cells.get("total_ms").map((cell) => cell.textContent);
-    this.plot.setAttribute("aria-label", `Latency of ${totals.length} requests: median ${median}, 95th percentile ${high}`);
+    this.plot.setAttribute(
+      "aria-label",
+      `Latency of ${totals.length} requests: median ${median}, 95th percentile ${high}`,
+    );
     return totals.filter((total) => total > top).length;
   }
 }

@@ -1,7 +1,9 @@
 // The status page: what the events say, where it stands on the page.
 
-import { JointChart, LatencyChart, brief, el, milliseconds, quantile, short } from "./draw.js";
-import { Link, ask } from "./link.js";
+import { Cameras } from "./cameras.js";
+import { JointChart, LatencyChart, brief, milliseconds, quantile, short } from "./draw.js";
+import { $, build, el, put } from "./elements.js";
+import { Link } from "./link.js";
 
 const STAGES = {
   loading: ["busy", "loading", "The checkpoint is being loaded."],
@@ -13,17 +15,11 @@ const STAGES = {
 const ROBOT_TONES = { running: "good", error: "bad", waiting: "busy" };
 /** Seconds without a word after which the page says that what it shows is old. */
 const PATIENCE = 5;
-/** Milliseconds between two pictures of a camera. */
-const PICTURE_PERIOD = 500;
 
-const $ = (id) => document.getElementById(id);
-const put = (id, text) => {
-  if ($(id).textContent !== text) $(id).textContent = text;
-};
 const latencyChart = new LatencyChart();
+const cameras = new Cameras();
 let snapshot = null;
 let received = 0;
-let waiting = false;
 
 /** Seconds since a moment of the server's clock. */
 const since = (moment) => Math.max(0, snapshot.now - moment + (performance.now() - received) / 1000);
@@ -45,7 +41,12 @@ function list(id, entries) {
   $(id).dataset.key = key;
   $(id).replaceChildren(
     ...entries.map(([term, value, note]) =>
-      el("div", {}, el("dt", { textContent: term }), el("dd", {}, value, note ? el("small", { textContent: ` ${note}` }) : null)),
+      el(
+        "div",
+        {},
+        el("dt", { textContent: term }),
+        el("dd", {}, value, note ? el("small", { textContent: ` ${note}` }) : null),
+      ),
     ),
   );
 }
@@ -65,7 +66,10 @@ function showRobot({ robot, metadata }) {
     put("robot-state", String(robot.state ?? "unknown"));
     $("robot-state").dataset.tone = ROBOT_TONES[robot.state] ?? "plain";
   }
-  put("robot-reason", robot ? String(robot.reason || "") : "Nothing is commanded from here: clients ask, and act themselves.");
+  put(
+    "robot-reason",
+    robot ? String(robot.reason || "") : "Nothing is commanded from here: clients ask, and act themselves.",
+  );
   const hz = metadata?.control_hz;
   list(
     "facts",
@@ -87,11 +91,25 @@ function showRequests({ counts, clients, engine, latencies, last }) {
   const recent = latencies.time.filter((moment) => since(moment) < 10).length;
   list("tiles", [
     ["answered", String(counts.answered), recent ? `${brief(recent / 10)} /s` : ""],
-    ["median", milliseconds(quantile(latencies.total_ms, 0.5)), latencies.time.length ? `p95 ${milliseconds(quantile(latencies.total_ms, 0.95))}` : ""],
-    ["cache hits", looked ? `${Math.round((100 * counts.cache_hits) / looked)} %` : "–", looked ? `${counts.cache_hits} of ${looked}` : ""],
-    ["waiting", engine ? String(engine.waiting) : "–", engine ? (engine.running ? `${engine.running} running` : "idle") : ""],
+    [
+      "median",
+      milliseconds(quantile(latencies.total_ms, 0.5)),
+      latencies.time.length ? `p95 ${milliseconds(quantile(latencies.total_ms, 0.95))}` : "",
+    ],
+    [
+      "cache hits",
+      looked ? `${Math.round((100 * counts.cache_hits) / looked)} %` : "–",
+      looked ? `${counts.cache_hits} of ${looked}` : "",
+    ],
+    [
+      "waiting",
+      engine ? String(engine.waiting) : "–",
+      engine ? (engine.running ? `${engine.running} running` : "idle") : "",
+    ],
   ]);
-  const batches = Object.entries(engine?.batches ?? {}).map(([size, times]) => `${times} ${size === "1" ? "single" : `of ${size}`}`);
+  const batches = Object.entries(engine?.batches ?? {}).map(
+    ([size, times]) => `${times} ${size === "1" ? "single" : `of ${size}`}`,
+  );
   list("traffic", [
     ["clients", `${clients.http} HTTP, ${clients.realtime} realtime, ${clients.openpi} OpenPI`],
     ["batches", batches.join(", ") || "–"],
@@ -105,23 +123,21 @@ function showRequests({ counts, clients, engine, latencies, last }) {
 function showStateVector({ last, metadata }) {
   const { joint_names: names, units } = metadata;
   put("state-note", last.state ? ago(since(last.time)) : "");
-  if (!last.state) return build("state", "changed", () => [el("p", { class: "empty", textContent: "It was changed by its owner." })]);
+  if (!last.state)
+    return build("state", "changed", () => [el("p", { class: "empty", textContent: "It was changed by its owner." })]);
   const values = build("state", names.join() + last.state.length, () =>
     last.state.map((_, index) => {
       const name = names[index] ?? `state ${index}`;
-      return el("p", {}, el("span", { textContent: name, title: name }), el("b"), el("small", { textContent: units?.[index] ?? "" }));
+      return el(
+        "p",
+        {},
+        el("span", { textContent: name, title: name }),
+        el("b"),
+        el("small", { textContent: units?.[index] ?? "" }),
+      );
     }),
   );
   last.state.forEach((value, index) => (values[index].children[1].textContent = short(value)));
-}
-
-/** The children of an element, made by `make` when `key` is another than before. */
-function build(id, key, make) {
-  if ($(id).dataset.key !== key) {
-    $(id).dataset.key = key;
-    $(id).replaceChildren(...make());
-  }
-  return [...$(id).children];
 }
 
 let charts = [];
@@ -130,7 +146,10 @@ function showChunk({ last, metadata }) {
   const [rows, dims] = [last.actions.length, last.actions[0].length];
   build("chunk", `${names.join()} ${dims}`, () => {
     charts = last.actions[0].map((_, index) => new JointChart(names[index] ?? `action ${index}`, units?.[index] ?? ""));
-    $("chunk").style.setProperty("--columns", dims <= 8 ? dims : ([7, 8, 6, 5].find((columns) => dims % columns === 0) ?? 8));
+    $("chunk").style.setProperty(
+      "--columns",
+      dims <= 8 ? dims : ([7, 8, 6, 5].find((columns) => dims % columns === 0) ?? 8),
+    );
     return charts.map((chart) => chart.node);
   });
   const end = hz ? `${brief(rows / hz)} s` : `${rows} rows`;
@@ -138,7 +157,11 @@ function showChunk({ last, metadata }) {
   const same = (index) => joints[index] === names[index] && !(units?.[index] ?? "").endsWith("/s");
   charts.forEach((chart, index) => {
     const measured = last.state && same(index) ? (last.state[index] ?? null) : null;
-    chart.update(last.actions.map((row) => row[index]), measured, end);
+    chart.update(
+      last.actions.map((row) => row[index]),
+      measured,
+      end,
+    );
   });
   const dashed = same(0) ? "; dashed: where the joint was" : "";
   put("chunk-note", `${rows} × ${dims}, ${last.num_steps} steps, ${ago(since(last.time))}${dashed}`);
@@ -150,12 +173,14 @@ function showLatency({ latencies }) {
   const cut = latencyChart.update(latencies);
   const longest = milliseconds(Math.max(...latencies.total_ms));
   put("latency-note", cut ? `${cut} beyond the scale, the longest ${longest}` : "");
-  latencyChart.left.textContent = count > 1 ? `${count} requests, the first ${ago(since(latencies.time[0]))}` : "1 request";
+  latencyChart.left.textContent =
+    count > 1 ? `${count} requests, the first ${ago(since(latencies.time[0]))}` : "1 request";
   latencyChart.right.textContent = ago(since(latencies.time.at(-1)));
 }
 
 /** The message, without the field that stands before it. */
-const sentence = ({ field, message }) => (field && message.startsWith(`${field}: `) ? message.slice(field.length + 2) : message);
+const sentence = ({ field, message }) =>
+  field && message.startsWith(`${field}: `) ? message.slice(field.length + 2) : message;
 
 function showRefusals({ refusals, counts }) {
   put("refusals-note", counts.refused > refusals.length ? `the last ${refusals.length} of ${counts.refused}` : "");
@@ -168,74 +193,38 @@ function showRefusals({ refusals, counts }) {
             {},
             el("time", { textContent: new Date(1000 * one.time).toLocaleTimeString() }),
             el("code", { textContent: one.route }),
-            el("span", { class: "pill", "data-tone": one.status < 500 ? "busy" : "bad", textContent: `${one.status} ${one.code}` }),
-            el("p", {}, one.field ? el("code", { textContent: one.field }) : null, el("span", { textContent: sentence(one) })),
+            el("span", {
+              class: "pill",
+              "data-tone": one.status < 500 ? "busy" : "bad",
+              textContent: `${one.status} ${one.code}`,
+            }),
+            el(
+              "p",
+              {},
+              one.field ? el("code", { textContent: one.field }) : null,
+              el("span", { textContent: sentence(one) }),
+            ),
           ),
         )
       : [el("li", { class: "empty", textContent: "No request has been refused." })],
   );
 }
 
-// ---- cameras: pictures are fetched, since an <img> would not send the token ----
-
-function showCameras({ cameras, last, metadata }) {
-  const figures = build("cameras", cameras.map((camera) => camera.name).join(), () =>
-    cameras.map((camera) =>
-      el("figure", {}, el("div", { class: "frame" }, el("img", { alt: `${camera.name}, as the model saw it` }), el("span")), el("figcaption")),
-    ),
-  );
-  cameras.forEach((camera, index) => {
-    const [frame, caption] = figures[index].children;
-    const [image, absent] = frame.children;
-    image.hidden = !camera.seen || !image.src;
-    absent.textContent = camera.seen ? "" : camera.masked ? "masked" : "not sent";
-    const size = metadata.image_size;
-    const shape = camera.width ? `${camera.width}×${camera.height} → ${size}×${size}` : "";
-    caption.replaceChildren(el("b", { textContent: camera.name }), el("small", { textContent: shape }));
-    if (camera.seen) fetchPicture(camera.name, image, last.number);
-  });
-  put("prompt", `“${last.prompt}”`);
-  $("prompt").hidden = !last.prompt;
-}
-
-const fetched = new Map();
-
-async function fetchPicture(name, image, number) {
-  const before = fetched.get(name) ?? { number: 0, at: -PICTURE_PERIOD, busy: false };
-  if (before.busy || before.number === number) return;
-  const wait = before.at + PICTURE_PERIOD - performance.now();
-  if (wait > 0) {
-    if (!waiting) setTimeout(() => ((waiting = false), snapshot && showCameras(snapshot)), wait);
-    waiting = true;
-    return;
-  }
-  fetched.set(name, { ...before, busy: true });
-  try {
-    const response = await ask(`status/cameras/${encodeURIComponent(name)}.jpg`);
-    if (response.ok) {
-      const url = URL.createObjectURL(await response.blob());
-      URL.revokeObjectURL(image.src);
-      image.src = url;
-      image.hidden = false;
-    }
-  } catch {
-    // The events say that the server is gone, or wants a token.
-  }
-  fetched.set(name, { number, at: performance.now(), busy: false });
-  if (snapshot?.last) showCameras(snapshot);
-}
-
 // ---- all of it ----
 
 function show() {
   const silent = link.age > PATIENCE;
-  const lost = link.state === "lost" || link.state === "open" && silent;
+  const lost = link.state === "lost" || (link.state === "open" && silent);
   document.body.dataset.link = link.state === "locked" ? "locked" : lost ? "lost" : link.state;
-  put("link", lost ? "disconnected" : { open: "live", locked: "locked" }[link.state] ?? "connecting");
+  put("link", lost ? "disconnected" : ({ open: "live", locked: "locked" }[link.state] ?? "connecting"));
   const sentences = [];
   if (lost) {
     const what = snapshot ? " What you see is old." : "";
-    sentences.push(silent ? `No answer for ${Math.floor(link.age)} s; trying again.${what}` : "The server has closed the connection; trying again.");
+    sentences.push(
+      silent
+        ? `No answer for ${Math.floor(link.age)} s; trying again.${what}`
+        : "The server has closed the connection; trying again.",
+    );
   }
   $("main").hidden = !snapshot || link.state === "locked";
   if (snapshot) {
@@ -245,7 +234,7 @@ function show() {
     $("nothing").hidden = snapshot.last !== null || snapshot.stage !== "ready";
     for (const id of ["cameras", "state", "chunk", "latency"]) $(id).closest("section").hidden = !snapshot.last;
     if (snapshot.last) {
-      showCameras(snapshot);
+      cameras.show(snapshot);
       showStateVector(snapshot);
       showChunk(snapshot);
       showLatency(snapshot);
