@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import struct
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
@@ -66,14 +64,12 @@ class RealtimeTransport:
         kept = self._socket  # which another thread may close
         if kept is not None:
             try:
-                with _cut_at(kept, deadline):
-                    kept.send(message)
+                _send(kept, message, deadline)
                 return kept
             except ConnectionClosed:
                 self.drop()
         self._socket = opened = self._connect(deadline)
-        with _cut_at(opened, deadline):
-            opened.send(message)
+        _send(opened, message, deadline)
         return opened
 
     def _receive(self, open_socket: ClientConnection, request_id: str, deadline: float) -> dict[str, Any]:
@@ -139,13 +135,10 @@ def _cut(open_socket: ClientConnection) -> None:
         open_socket.socket.shutdown(socket.SHUT_RDWR)
 
 
-@contextmanager
-def _cut_at(open_socket: ClientConnection, deadline: float) -> Iterator[None]:
-    """Sending knows no timeout, and a server that reads nothing would hold it for ever."""
-    watch = threading.Timer(seconds_left(deadline), _cut, [open_socket])
-    watch.daemon = True
-    watch.start()
-    try:
-        yield
-    finally:
-        watch.cancel()
+def _send(open_socket: ClientConnection, message: bytes, deadline: float) -> None:
+    """Sending knows no timeout, and a server that reads nothing would hold it for ever; so the system is told one."""
+    seconds, rest = divmod(seconds_left(deadline) + 1e-3, 1.0)  # all zeros would mean none
+    limit = struct.pack("@ll", int(seconds), int(rest * 1e6))  # a timeval of POSIX
+    with contextlib.suppress(OSError):  # closed already, which sending says
+        open_socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    open_socket.send(message)

@@ -49,6 +49,11 @@ class ChildProcesses:
     ) -> None:
         self.end()
 
+    @property
+    def pid(self) -> int:
+        """Of the command itself."""
+        return self._process.pid
+
     def check_alive(self) -> None:
         """Raises ProcessError if the command has ended."""
         if self._process.poll() is not None:
