@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -89,7 +89,7 @@ class ActionRoutes:
             return Response(pack_reply(reply, msgpack_out), media_type=MSGPACK if msgpack_out else JSON)
 
     async def _body(self, request: Request, memory: ExitStack) -> bytes:
-        """Raises RequestError: too large (413), too slow (408), too much at once (503)."""
+        """Raises RequestError: too large (413), too slow (408), too much at once (503); ClientGoneError."""
         limits = self._service.limits
         too_large = RequestError(413, f"The body is larger than {limits.body} bytes, which is the limit.", "request")
         length = request.headers.get("content-length", "")
@@ -113,6 +113,8 @@ class ActionRoutes:
             return await asyncio.wait_for(read(), limits.body_seconds)
         except asyncio.TimeoutError:
             raise RequestError(408, f"The body did not come within {limits.body_seconds:g} s.", "request") from None
+        except ClientDisconnect:
+            raise ClientGoneError from None
 
     async def metadata(self, _: Request) -> Response:
         try:
