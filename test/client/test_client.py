@@ -186,7 +186,7 @@ def test_it_waits_for_a_server_that_loads(policy: Policy) -> None:
     host = PolicyHost()
     host.tell("loading", "a large checkpoint")
     with serving(None, host) as sidecar, ActionClient(sidecar.url) as client:
-        with pytest.raises(Timeout, match=r"within 0.2 s: The checkpoint is being loaded: a large checkpoint"):
+        with pytest.raises(Timeout, match=r"within 0.2 s: .*a large checkpoint"):
             client.wait_until_ready(0.2)
         with pytest.raises(ServerRefusal, match="a large checkpoint") as caught:
             ActionClient(sidecar.url, transport="http").infer(images(), STATE, PROMPT)
@@ -202,7 +202,7 @@ def test_it_does_not_wait_for_what_will_never_be(transport: str) -> None:
     host.tell("error", "no such checkpoint")
     with serving(None, host) as sidecar, ActionClient(sidecar.url, transport=transport) as client:
         for call in (lambda: client.wait_until_ready(PATIENCE), lambda: client.infer(images(), STATE, PROMPT)):
-            with pytest.raises(ServerRefusal, match="There is no policy: no such checkpoint") as caught:
+            with pytest.raises(ServerRefusal, match="no such checkpoint") as caught:
                 call()
             assert caught.value.code == "not_ready"
 
