@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 
 from pi05_ros.policy import Policy
 from pi05_ros.server import status
+from pi05_ros.server.errors import RequestError
 from pi05_ros.server.host import PolicyHost
 from pi05_ros.server.limits import Limits
 from pi05_ros.server.monitor import Monitor
@@ -161,3 +162,17 @@ def test_the_page_needs_nothing_from_elsewhere_and_puts_text_in_as_text() -> Non
         assert "://" not in text.replace("http://www.w3.org/2000/svg", ""), path
         for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "onclick=", "style="):
             assert word not in text, f"{path}: {word}"
+
+
+def test_however_much_changes_only_so_much_is_serialised(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def follow() -> None:
+        monkeypatch.setattr(status, "PERIOD", 1e6)
+        events = status._Events(monitor, 10.0)
+        first, _ = await events.newest()
+        monitor.refused("/openpi/policy", RequestError(503, "busy"))
+        assert (await events.newest())[0] == first, "too early"
+        monkeypatch.setattr(status, "PERIOD", 0.0)
+        assert (await events.newest())[0] == first + 1
+        assert (await events.newest())[0] == first + 1, "nothing has changed"
+
+    told(follow)
