@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
@@ -14,9 +12,9 @@ from rclpy.parameter import Parameter
 
 from pi05_ros.errors import Pi05Error
 from pi05_ros.robot.loop import LoopSettings
+from pi05_ros.server.access import read_token
 from pi05_ros.server.sidecar import ServerSettings
 
-TOKEN_VARIABLE = "PI05_ROS_TOKEN"
 """Of the environment: what clients of the HTTP server must send. Parameters can be read by anybody, so it is none."""
 
 
@@ -179,21 +177,8 @@ def _server_settings(text: dict[str, str], port: int) -> ServerSettings | None:
     return ServerSettings(
         host=text["http_host"],
         port=port,
-        token=_token(text["http_token_file"]),
+        token=read_token(text["http_token_file"], "http_token_file"),
         origins=tuple(origin for origin in origins if origin),
         certificate=text["http_certificate"],
         key=text["http_key"],
     )
-
-
-def _token(path: str) -> str:
-    """What the file holds; without a file, what the environment says."""
-    if not path:
-        return os.environ.get(TOKEN_VARIABLE, "").strip()
-    try:
-        token = Path(path).expanduser().read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Pi05Error(f"http_token_file: {path} cannot be read: {error}") from error
-    if not token:
-        raise Pi05Error(f"http_token_file: {path} is empty; expected the token that clients send.")
-    return token

@@ -23,18 +23,19 @@ OPEN_PATHS = ("/", "/docs", "/healthz", "/readyz", "/favicon.ico")
 """Without a token: they tell nothing of the robot. So do the page's own files, below /page/."""
 
 
-def read_token(given: str, file: Path | None) -> str:
-    """What was given, else the file's content, else the environment variable's; "" for none. Raises Pi05Error."""
-    if given:
-        return given
-    if file is None:
-        return os.environ.get(TOKEN_VARIABLE, "")
+def read_token(file: str | Path, option: str) -> str:
+    """What the file holds; without a file, what the environment variable says; "" for none.
+
+    option: what the file was given by. Raises Pi05Error that names it.
+    """
+    if not str(file):
+        return os.environ.get(TOKEN_VARIABLE, "").strip()
     try:
-        token = file.expanduser().read_text(encoding="utf-8").strip()
+        token = Path(file).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise Pi05Error(f"token file: {file} cannot be read: {error}.") from error
+        raise Pi05Error(f"{option}: {file} cannot be read: {error}") from error
     if not token:
-        raise Pi05Error(f"token file: {file} is empty.")
+        raise Pi05Error(f"{option}: {file} is empty; expected the token that clients send.")
     return token
 
 
@@ -95,7 +96,7 @@ class Access:
         origin = headers.get("origin")
         if origin is None or origin in self._origins or urlsplit(origin).netloc == host:
             return
-        raise RequestError(403, f"Pages of {origin[:100]} may not call this server; its option --origin lets them.")
+        raise RequestError(403, f"Pages of {origin[:100]} may not call this server: they are not among its origins.")
 
 
 def _is_local(hostname: str) -> bool:

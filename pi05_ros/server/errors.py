@@ -76,12 +76,12 @@ class NotReadyError(RequestError):
 
     def __init__(self, stage: str, reason: str) -> None:
         what = {
-            "loading": "The checkpoint is being loaded",
-            "warming_up": "The policy is being warmed up",
-            "error": "There is no policy",
-            "closed": "The server is closing",
-        }.get(stage, f"The policy is {stage}")
-        super().__init__(503, f"{what}: {reason}" if reason else f"{what}.", code="not_ready")
+            "loading": "The checkpoint is being loaded.",
+            "warming_up": "The policy is being warmed up.",
+            "error": "There is no policy.",
+            "closed": "The server is closing.",
+        }
+        super().__init__(503, reason or what.get(stage, f"The policy is {stage}."), code="not_ready")
         self.stage = stage
 
     @property

@@ -36,7 +36,12 @@ class ActionService:
         self.host, self.limits = host, limits
         self.metrics, self.monitor = Metrics(host), Monitor(host)
         self._bodies = 0
+        self._giving_up = asyncio.Event()
         self._readers = ThreadPoolExecutor(READERS, "pi05-server")
+
+    def give_up(self) -> None:
+        """Refuse what still waits for the engine: the server ends, and a running inference may take longer."""
+        self._giving_up.set()
 
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -51,7 +56,7 @@ class ActionService:
         loop = asyncio.get_running_loop()
         read = loop.run_in_executor(self._readers, self._begin, data, msgpack, numpy, openpi)
         policy, request, futures = await read
-        chunks = await _answers(futures, gone)
+        chunks = await _answers(futures, gone, self._giving_up)
         return openpi_reply(request, chunks[0], policy) if openpi else action_reply(request, chunks, policy)
 
     def _begin(
@@ -91,16 +96,24 @@ class ActionService:
             yield
 
 
-async def _answers(futures: Sequence[Future[ActionChunk]], gone: asyncio.Future[None]) -> list[ActionChunk]:
-    """Raises the first error, or ClientGoneError; what has not begun then is not run any more."""
+async def _answers(
+    futures: Sequence[Future[ActionChunk]], gone: asyncio.Future[None], giving_up: asyncio.Event
+) -> list[ActionChunk]:
+    """Raises the first error, ClientGoneError, or RequestError (503) when the server ends before them; what has not
+    begun then is not run any more.
+    """
     answers: asyncio.Future[list[ActionChunk]] = asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
+    end = asyncio.ensure_future(giving_up.wait())
     try:
-        ends: set[asyncio.Future[Any]] = {answers, gone}
+        ends: set[asyncio.Future[Any]] = {answers, gone, end}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if not answers.done():
+        if answers.done():
+            return list(answers.result())
+        if gone.done():
             raise ClientGoneError
-        return list(answers.result())
+        raise RequestError(503, "The server was closed before this request's answer.", code="closing")
     finally:
+        end.cancel()
         answers.cancel()
         for future in futures:
             future.cancel()

@@ -31,10 +31,10 @@ PING_SECONDS = 20.0
 """Between pings to a websocket, and what its answer may take: a half-open connection is dropped then."""
 
 KEEP_ALIVE_SECONDS = 30
-GRACE_SECONDS = 3
-"""For what is in flight when the server is closed; then it is broken off."""
-
 BACKLOG = 256
+
+TICK = 0.05
+"""Seconds between looks at whether the server is to end; uvicorn does the same."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class Sidecar:
         self._server = uvicorn.Server(_config(_app(self._service, settings), settings))
         self._thread = threading.Thread(target=self._run, name="pi05-server", daemon=True)
         self._listening = threading.Event()
+        self._patience = 0.0
         if not settings.token and not _is_loopback(settings.host):
             logger.warning(
                 "The server listens on %s without a token: whoever reaches this machine can see what the cameras see "
@@ -85,8 +86,12 @@ class Sidecar:
         logger.info("Serving on %s", self.url)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Accept nothing more, let what is in flight end or refuse it, and join. Idempotent."""
+        """Accept nothing more, let what is in flight end within half of the timeout, refuse the rest, break off
+        what does not even take that, and join. Idempotent.
+        """
         self._service.monitor.close()  # whose readers would else be waited for
+        self._patience = timeout / 2
+        self._server.config.timeout_graceful_shutdown = timeout * 3 / 4  # type: ignore[assignment]
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(timeout)
@@ -108,12 +113,20 @@ class Sidecar:
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.005)
         self._listening.set()
+        while not self._server.should_exit and not serving.done():
+            await asyncio.sleep(TICK)
+        await asyncio.wait([serving], timeout=self._patience)
+        self._service.give_up()
         await serving
 
 
 def _app(service: ActionService, settings: ServerSettings) -> ASGIApp:
     app = Starlette(
-        routes=[*ActionRoutes(service).routes(), *Sockets(service).routes(), *status_routes(service.monitor, settings.limits)],
+        routes=[
+            *ActionRoutes(service).routes(),
+            *Sockets(service).routes(),
+            *status_routes(service.monitor, settings.limits),
+        ],
         exception_handlers={HTTPException: on_http_exception, Exception: on_exception},
     )
     only_local = _is_loopback(settings.host) and not settings.token
@@ -134,7 +147,6 @@ def _config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         ws_ping_timeout=PING_SECONDS,
         ws_per_message_deflate=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=GRACE_SECONDS,
         backlog=BACKLOG,
         ssl_certfile=settings.certificate or None,
         ssl_keyfile=settings.key or None,

@@ -116,7 +116,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     group.add_argument("--port", type=int, default=8000, help="default: 8000; 0: any that is free")
     group.add_argument("--token", default="", help="that clients must send; see below")
-    group.add_argument("--token-file", type=Path, metavar="FILE", help="file with the token")
+    group.add_argument("--token-file", default="", metavar="FILE", help="file with the token")
     group.add_argument(
         "--origin", action="append", default=[], metavar="URL", help="web pages that may call the server; repeatable"
     )
@@ -163,7 +163,7 @@ def _settings(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
     return ServerSettings(
         arguments.host,
         arguments.port,
-        read_token(arguments.token, arguments.token_file),
+        arguments.token or read_token(arguments.token_file, "--token-file"),
         tuple(arguments.origin),
         arguments.certificate,
         arguments.key,

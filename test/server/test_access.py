@@ -154,13 +154,12 @@ def test_where_a_token_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     monkeypatch.setenv("PI05_ROS_TOKEN", "of the environment")
-    assert read_token("given", file) == "given"
-    assert read_token("", file) == TOKEN
-    assert read_token("", None) == "of the environment"
+    assert read_token(file, "--token-file") == TOKEN
+    assert read_token("", "--token-file") == "of the environment"
     file.write_text("\n")
     for wrong in (file, tmp_path / "none"):
-        with pytest.raises(Pi05Error, match=str(wrong)):
-            read_token("", wrong)
+        with pytest.raises(Pi05Error, match=f"http_token_file: {wrong}"):
+            read_token(wrong, "http_token_file")
 
 
 @pytest.fixture(scope="module")
