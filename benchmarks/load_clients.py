@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import psutil
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -42,10 +42,7 @@ class Server:
 
     def memory(self) -> float | None:
         """MiB that are resident."""
-        if self.pid is None:
-            return None
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+        return None if self.pid is None else psutil.Process(self.pid).memory_info().rss / 2**20
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ def crowd(server: Server, task: Task, expected: np.ndarray, seconds: float, prot
         accounts = list(itertools.chain.from_iterable(results.get(timeout=seconds + PATIENCE) for _ in processes))
         took = time.monotonic() - began
         memory.append(server.memory())
-    except (threading.BrokenBarrierError, queue.Empty, OSError) as error:
+    except (threading.BrokenBarrierError, queue.Empty, psutil.Error) as error:
         raise Pi05Error("A process of clients ended early; what it wrote stands above.") from error
     finally:
         for process in processes:

@@ -55,7 +55,7 @@ class HttpTransport:
         limit = urllib3.Timeout(total=seconds_left(deadline))
         try:
             response = self._pool.request(
-                method, self._url + path, body=body, headers=self._headers | headers, timeout=limit
+                method, self._url + path, body=body, headers=self._headers | headers, timeout=limit, redirect=False
             )
         except HTTPError as error:
             late = isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
