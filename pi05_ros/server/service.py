@@ -85,6 +85,7 @@ class ActionService:
     def refuse(self, route: str, error: BaseException, began: float) -> RequestError:
         """What the client is told, counted and shown on the status page."""
         refusal = as_request_error(error)
+        error.__traceback__ = None  # a circle: it holds the message, and the future, which holds the error
         self.metrics.count(route, refusal.status, began)
         self.monitor.refused(route, refusal)
         return refusal
