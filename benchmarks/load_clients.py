@@ -50,6 +50,7 @@ class Task:
     """What the server wants to be asked."""
 
     model: str
+    device: str
     cameras: tuple[str, ...]
     state_dim: int
     noise_shape: tuple[int, int]
@@ -60,7 +61,13 @@ class Task:
             found = client.metadata()
         output = found["output"]
         shape = (output["action_horizon"], output["padded_action_dim"])
-        return cls(found["model"], tuple(found["input"]["image_keys"]), found["input"]["state_dim"], shape)
+        return cls(
+            found["model"],
+            found["runtime"]["device"],
+            tuple(found["input"]["image_keys"]),
+            found["input"]["state_dim"],
+            shape,
+        )
 
     def observation(self, number: int, size: tuple[int, int] = SIZE, jpeg: bool = False) -> dict[str, Any]:
         """Of client ``number``, always the same: images, state, noise."""

@@ -9,9 +9,10 @@ import struct
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection, connect
 
-from pi05_ros.client.errors import ClientError, ServerUnavailable, Timeout, refusal, seconds_left
+from pi05_ros.client.errors import ClientError, ServerRefusal, ServerUnavailable, Timeout, refusal, seconds_left
 from pi05_ros.client.http import read_response
 from pi05_ros.errors import ObservationError
 from pi05_ros.server.codec import pack, unpack
@@ -37,7 +38,10 @@ class RealtimeTransport:
             reply = self._receive(self._send(message, deadline), request["request_id"], deadline)
         except ConnectionClosed as error:
             self.drop()
-            seconds_left(deadline)  # if none are, it was cut off for that
+            seconds_left(deadline)  # if none are, sending took too long
+            if error.rcvd is not None and error.rcvd.code == CloseCode.MESSAGE_TOO_BIG:
+                text = f"The request has {len(message)} bytes, more than the server takes."
+                raise ServerRefusal(None, "too_large", "", text) from error
             raise ServerUnavailable(f"{self._url} ended the connection before it answered: {error}") from error
         except BaseException:  # also Ctrl-C: nobody waits for the answer any more
             self.drop()

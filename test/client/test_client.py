@@ -97,6 +97,19 @@ def test_a_refusal_names_the_field_and_the_connection_stays(client: ActionClient
     assert client.infer(images(), STATE, PROMPT).actions.shape == (50, 14)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_request_that_is_too_large_is_refused_as_such(policy: Policy, transport: str) -> None:
+    with (
+        serving(policy, limits={"body": 40_000}) as sidecar,
+        ActionClient(sidecar.url, transport=transport) as client,
+    ):
+        client.infer(images(), STATE, PROMPT)
+        with pytest.raises(ServerRefusal) as caught:
+            client.infer(images(70, 70), STATE, PROMPT)
+        assert caught.value.code == "too_large"
+        assert client.infer(images(), STATE, PROMPT).actions.shape == (50, 14)
+
+
 def test_what_cannot_be_sent_is_said_here(client: ActionClient) -> None:
     with pytest.raises(ObservationError, match="dtype object is not supported"):
         client.infer({"cam_high": np.array([None])}, STATE, PROMPT)
