@@ -14,6 +14,7 @@ import torch
 
 from engine.held_path import FIRST, PATIENCE, HeldPath, answers, named, outcome, running
 from pi05_ros.engine import Engine, Outcome
+from pi05_ros.engine.engine import MAX_BATCH_DELAY
 from pi05_ros.errors import DeadlineError, EngineBusyError, EngineClosedError, InferenceError
 
 # ---- order and batches ----
@@ -49,7 +50,7 @@ def test_a_batch_is_never_larger_than_asked(path: HeldPath) -> None:
     engine.close()
 
 
-FOREVER = 3600.0  # a delay that no test would survive
+FOREVER = MAX_BATCH_DELAY  # which no test would survive
 
 
 def test_one_that_finds_the_engine_idle_never_waits() -> None:
@@ -215,7 +216,7 @@ def test_a_request_that_cannot_be_ranked_is_not_made() -> None:
     [
         ({"max_batch": 0}, "max_batch: expected an integer of 1 or more, got 0"),
         ({"max_queue": 1.5}, "max_queue: expected an integer of 1 or more, got 1.5"),
-        ({"batch_delay": -1}, "batch_delay: expected seconds, 0 or more, got -1"),
+        ({"batch_delay": -1}, "batch_delay: expected seconds, 0 to 60, got -1"),
     ],
 )
 def test_wrong_options(path: HeldPath, options: dict[str, Any], message: str) -> None:

@@ -28,8 +28,8 @@ from pi05_ros.engine.fast import MAX_SCHEDULES
 from pi05_ros.model import ExpertConfig, Pi05Config, Pi05Model, PrefixConfig, VisionConfig
 
 DEVICE = os.environ.get("PI05_ROS_GPU_TESTS_ON", "cuda")
-if DEVICE == "cuda" and not torch.cuda.is_available():
-    pytest.skip("no GPU", allow_module_level=True)
+# A mark: a module that skips itself while it is imported takes its whole folder with it under launch_testing.
+pytestmark = pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="no GPU")
 
 PATIENCE = 120.0
 WIDE = Pi05Config(
