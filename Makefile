@@ -28,7 +28,7 @@ test: setup lint  ## lint, then all tests, e.g. make test PYTEST_ARGS="test/mode
 
 soak: setup  ## the tests of load, stalls and pings in full length, and 64 clients for a minute
 	@source ./env.sh && PI05_ROS_SOAK=1 python -m pytest test/server/test_faults.py $(PYTEST_ARGS)
-	@source ./env.sh && python benchmarks/serve_load.py --clients 64 --seconds 60
+	@source ./env.sh && python benchmarks/serve_load.py --clients 64 --seconds 60 --strict
 
 demo: setup  ## the policy on a simulated ALOHA; writes demo_report/
 	@source ./env.sh && python -m pi05_ros.tools.demo $(DEMO_ARGS)

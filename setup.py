@@ -35,7 +35,7 @@ setup(
         "msgpack>=1.0",
         "uvicorn>=0.30",
         "httptools>=0.6",
-        "websockets>=13",
+        "websockets>=15",
         "starlette>=0.40",
         "pydantic>=2.6",
         "prometheus-client>=0.17",
@@ -44,7 +44,7 @@ setup(
     extras_require={
         # Of gym-aloha only the MuJoCo scene is used; `pip install --no-deps gym-aloha` saves what else it asks for.
         "sim": ["mujoco>=3.0,<3.9", "gym-aloha>=0.1.1", "matplotlib>=3.5"],
-        "test": ["pytest>=7,<9", "hypothesis>=6", "ruff", "mypy", "types-PyYAML", "rosbags", "schemathesis>=4", "playwright"],
+        "test": ["pytest>=7,<9", "hypothesis>=6", "ruff", "mypy", "types-PyYAML", "rosbags", "schemathesis>=4", "playwright", "psutil"],
     },
     entry_points={"console_scripts": [f"{name} = pi05_ros.tools.{name}:main" for name in EXECUTABLES]},
 )
