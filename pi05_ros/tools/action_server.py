@@ -8,9 +8,13 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pi05_ros.errors import Pi05Error
 from pi05_ros.tools.command_line import progress_bar, run
+
+if TYPE_CHECKING:
+    from pi05_ros.server.sidecar import ServerSettings
 
 DESCRIPTION = """\
 Serve a checkpoint over HTTP (/v1/actions/generations, /v1/actions/metadata), the realtime websocket
@@ -142,7 +146,7 @@ def _policy_options(arguments: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _settings(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
+def _settings(arguments: argparse.Namespace) -> ServerSettings:
     from pi05_ros.server.access import read_token
     from pi05_ros.server.limits import Limits
     from pi05_ros.server.sidecar import ServerSettings
