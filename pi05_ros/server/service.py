@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+from pi05_ros.errors import Pi05Error
 from pi05_ros.policy import ActionChunk, Policy
 from pi05_ros.server.errors import RequestError, as_request_error
 from pi05_ros.server.host import PolicyHost
@@ -71,6 +72,10 @@ class ActionService:
         options = [request.options(index) for index in range(len(request.observations))]
         return policy, request, policy.submit_batch(request.observations, options)
 
+    async def request_id(self, frame: bytes | str) -> str | None:
+        """Of a request that was refused, where it can be read."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, _request_id, frame, self.limits)
+
     @contextmanager
     def hold(self, size: int) -> Iterator[None]:
         """Memory for a message of so many bytes. Raises RequestError (503): too much is in work already."""
@@ -115,9 +120,27 @@ async def _answers(
         raise RequestError(503, "The server was closed before this request's answer.", code="closing")
     finally:
         end.cancel()
+        answers.add_done_callback(_look_at)
         answers.cancel()
         for future in futures:
             future.cancel()
+
+
+def _look_at(answers: asyncio.Future[list[ActionChunk]]) -> None:
+    """asyncio logs an error that nobody has looked at; nobody waits for this one any more."""
+    if not answers.cancelled():
+        answers.exception()
+
+
+def _request_id(frame: bytes | str, limits: Limits) -> str | None:
+    if isinstance(frame, str):
+        return None
+    try:
+        body = read_body(frame, True, limits)
+    except Pi05Error:
+        return None
+    identity = body.get("id") or body.get("request_id")
+    return identity if isinstance(identity, str) and len(identity) <= 256 else None
 
 
 def milliseconds_since(began: float) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ CAMERAS = ("cam_high", "cam_left_wrist", "cam_right_wrist")
 STATE = np.array([0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.5] * 2, np.float32)
 PROMPT = "pick up the cube"
 GENERATIONS = "/v1/actions/generations"
+
+PATIENCE = 30.0
+"""Seconds, after which a test that waits for what should have happened fails."""
 
 
 @functools.cache
@@ -83,3 +88,50 @@ def answer(response: urllib3.BaseHTTPResponse) -> Any:
     if "msgpack" in response.headers.get("Content-Type", ""):
         return unpack(response.data)
     return response.json()
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Return when the condition holds."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.005)
+
+
+class Held:
+    """The policy's inferences wait until they are let go, each batch before it runs; then they are the real ones.
+
+    Taking one up is what it does at first: requests of a test wait behind it.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._path, self._engine = policy.engine.path, policy.engine
+        self._run = self._path.run
+        self._gate = threading.Event()
+        self._path.run = self._wait_and_run  # type: ignore[method-assign]
+        self.first = policy.submit(observation(), num_steps=1)
+        until(lambda: self.stats["running"] == 1)
+
+    def _wait_and_run(self, requests: Any) -> Any:
+        assert self._gate.wait(PATIENCE)
+        return self._run(requests)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Of the engine."""
+        return self._engine.stats()
+
+    def wait_for_waiting(self, number: int) -> None:
+        """Return when so many requests wait for their turn."""
+        until(lambda: self.stats["waiting"] == number)
+
+    def let_go(self) -> None:
+        self._gate.set()
+        self._path.run = self._run  # type: ignore[method-assign]
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
+        self.first.result(PATIENCE)
