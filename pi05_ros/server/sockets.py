@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from pi05_ros.errors import ObservationError, Pi05Error
-from pi05_ros.server.codec import pack, unpack
+from pi05_ros.errors import ObservationError
+from pi05_ros.server.codec import pack
 from pi05_ros.server.errors import NotReadyError, RequestError
 from pi05_ros.server.service import ActionService, ClientGoneError, milliseconds_since
 
@@ -24,7 +23,7 @@ READY_POLL = 0.05
 """Seconds between looks at a policy that is not ready yet."""
 
 CLOSE_PATIENCE = 1.0
-INTERNAL_ERROR, GOING_AWAY = 1011, 1001
+INTERNAL_ERROR = 1011
 
 
 class Sockets:
@@ -111,18 +110,19 @@ class _Conversation:
         except (ClientGoneError, asyncio.CancelledError):
             raise
         except Exception as error:
-            return self._error(service.refuse(self._route, error, received), frame)
+            refusal = service.refuse(self._route, error, received)
+            return self._error(refusal, None if self._openpi else await service.request_id(frame))
         service.metrics.count(self._route, 200, received)
         timing = {"infer_ms": milliseconds_since(received)}
         if previous_ms is not None:
             timing["prev_total_ms"] = previous_ms
         return pack({**reply, "server_timing": timing})
 
-    def _error(self, error: RequestError, frame: bytes | str | None) -> bytes | str:
+    def _error(self, error: RequestError, request_id: str | None) -> bytes | str:
         """OpenPI's clients raise on a text frame, and would take a map for a result. The socket stays."""
         if self._openpi:
             return " ".join(str(error).split())
-        return pack({**error.body, "request_id": _request_id(frame)})
+        return pack({**error.body, "request_id": request_id})
 
     async def _read(self) -> None:
         """Ends when the client has gone."""
@@ -160,15 +160,3 @@ class _Conversation:
     async def _close(self, code: int, reason: str) -> None:
         with suppress(asyncio.TimeoutError, RuntimeError):  # else the connection ends with its next ping
             await asyncio.wait_for(self._socket.close(code, reason), CLOSE_PATIENCE)
-
-
-def _request_id(frame: bytes | str | None) -> Any:
-    """Of a request that was refused, where it can be read."""
-    if not isinstance(frame, bytes):
-        return None
-    try:
-        body = unpack(frame, 100_000)
-    except Pi05Error:
-        return None
-    identity = body.get("id") or body.get("request_id") if isinstance(body, Mapping) else None
-    return identity if isinstance(identity, str) and len(identity) <= 256 else None

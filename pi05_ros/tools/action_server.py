@@ -6,9 +6,10 @@ import argparse
 import logging
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pi05_ros.errors import Pi05Error
 from pi05_ros.tools.command_line import progress_bar, run
@@ -55,9 +56,13 @@ def serve(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
 
-    def check_stop(*_: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
+    def unless_stopped(draw: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        def progress(done: int, total: int) -> None:
+            if stop.is_set():
+                raise KeyboardInterrupt
+            draw(done, total)
+
+        return progress
 
     host = PolicyHost()
     sidecar = Sidecar(host, _settings(arguments))  # an address that is taken is known before weights are read
@@ -72,13 +77,13 @@ def serve(arguments: argparse.Namespace) -> None:
                 arguments.precision,
                 None if arguments.robot == "none" else arguments.robot,
                 **_policy_options(arguments),
-                progress=lambda done, total: (draw(done, total), check_stop())[0],
+                progress=unless_stopped(draw),
             )
         if policy.compiles and not arguments.no_warm_up:
             host.tell("warming_up", "Kernels are compiled and graphs captured.")
             with progress_bar("Warming up", "batches") as draw:
                 batches = range(1, policy.engine.max_batch + 1)
-                policy.warm_up(batches=batches, progress=lambda done, total: (draw(done, total), check_stop())[0])
+                policy.warm_up(batches=batches, progress=unless_stopped(draw))
         host.serve(policy)
         logging.getLogger(__name__).info("Ready: %s", sidecar.url)
         stop.wait()
@@ -133,7 +138,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _policy_options(arguments: argparse.Namespace) -> dict[str, object]:
+def _policy_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "compile_mode": arguments.compile_mode,
         "prefix_cache": arguments.prefix_cache,
