@@ -25,6 +25,9 @@ from pi05_ros.server.request import ActionRequest, read_action_request, read_bod
 
 READERS = 4
 
+IDLE_POLL = 0.02
+"""Seconds between looks at whether the last request has ended, when the server closes."""
+
 
 class ClientGoneError(Exception):
     """Nobody waits for the answer any more."""
@@ -37,12 +40,23 @@ class ActionService:
         self.host, self.limits = host, limits
         self.metrics, self.monitor = Metrics(host), Monitor(host)
         self._bodies = 0
+        self._acting, self._closing = 0, False
         self._giving_up = asyncio.Event()
         self._readers = ThreadPoolExecutor(READERS, "pi05-server")
 
-    def give_up(self) -> None:
-        """Refuse what still waits for the engine: the server ends, and a running inference may take longer."""
+    async def finish(self, seconds: float) -> None:
+        """Begin nothing more, let what is in flight end, and refuse what has not ended by then: the server closes,
+        and a running inference may take longer.
+        """
+        self._closing = True
+        await self._until_idle(seconds)
         self._giving_up.set()
+        await self._until_idle(seconds / 4)  # they are told now
+
+    async def _until_idle(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while self._acting and time.monotonic() < end:
+            await asyncio.sleep(IDLE_POLL)
 
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -54,10 +68,16 @@ class ActionService:
 
         Raises whatever ``as_request_error`` reads, and ClientGoneError.
         """
+        if self._closing:
+            raise RequestError(503, "The server is closing.", code="closing")
         loop = asyncio.get_running_loop()
-        read = loop.run_in_executor(self._readers, self._begin, data, msgpack, numpy, openpi)
-        policy, request, futures = await read
-        chunks = await _answers(futures, gone, self._giving_up)
+        self._acting += 1
+        try:
+            read = loop.run_in_executor(self._readers, self._begin, data, msgpack, numpy, openpi)
+            policy, request, futures = await read
+            chunks = await _answers(futures, gone, self._giving_up)
+        finally:
+            self._acting -= 1
         return openpi_reply(request, chunks[0], policy) if openpi else action_reply(request, chunks, policy)
 
     def _begin(

@@ -68,7 +68,7 @@ class Sidecar:
         self._host = host
         self._server = uvicorn.Server(_config(_app(self._service, settings), settings))
         self._thread = threading.Thread(target=self._run, name="pi05-server", daemon=True)
-        self._listening = threading.Event()
+        self._listening, self._closing = threading.Event(), threading.Event()
         self._patience = 0.0
         if not settings.token and not _is_loopback(settings.host):
             logger.warning(
@@ -86,13 +86,13 @@ class Sidecar:
         logger.info("Serving on %s", self.url)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Accept nothing more, let what is in flight end within half of the timeout, refuse the rest, break off
-        what does not even take that, and join. Idempotent.
+        """Begin nothing more, let what is in flight end within half of the timeout, refuse the rest, break off what
+        does not even take that, and join. Idempotent.
         """
         self._service.monitor.close()  # whose readers would else be waited for
         self._patience = timeout / 2
-        self._server.config.timeout_graceful_shutdown = timeout * 3 / 4  # type: ignore[assignment]
-        self._server.should_exit = True
+        self._server.config.timeout_graceful_shutdown = timeout / 4  # type: ignore[assignment]
+        self._closing.set()
         if self._thread.ident is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():
@@ -113,10 +113,11 @@ class Sidecar:
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.005)
         self._listening.set()
-        while not self._server.should_exit and not serving.done():
+        while not self._closing.is_set() and not serving.done():
             await asyncio.sleep(TICK)
-        await asyncio.wait([serving], timeout=self._patience)
-        self._service.give_up()
+        # First what is in flight: the server library breaks off websockets as soon as it is told to end.
+        await self._service.finish(self._patience)
+        self._server.should_exit = True
         await serving
 
 
