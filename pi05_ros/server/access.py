@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -80,7 +80,7 @@ class Access:
             return
         kind, _, given = headers.get("authorization", "").partition(" ")
         known = kind.lower() in ("bearer", "api-key")
-        if not (known and hmac.compare_digest(given.strip().encode(), self._token.encode())):
+        if not (known and hmac.compare_digest(given.strip().encode("latin-1"), self._token.encode())):
             raise RequestError(
                 401, 'A token is needed: header "Authorization: Bearer TOKEN" or "Authorization: Api-Key TOKEN".'
             )
@@ -91,12 +91,20 @@ class Access:
         Nor may one whose name was made to point here, which the browser takes for a page of this server.
         """
         host = headers.get("host", "")
-        if self._only_local and not _is_local(urlsplit(f"//{host}").hostname or ""):
+        if self._only_local and not _is_local(_split(f"//{host}").hostname or ""):
             raise RequestError(403, f"Host: expected localhost or an address, got {host[:100]!r}.", "Host")
         origin = headers.get("origin")
-        if origin is None or origin in self._origins or urlsplit(origin).netloc == host:
+        if origin is None or origin in self._origins or _split(origin).netloc == host:
             return
         raise RequestError(403, f"Pages of {origin[:100]} may not call this server: they are not among its origins.")
+
+
+def _split(url: str) -> SplitResult:
+    """Of what is no URL, as "http://[", nothing: it is nobody's."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return SplitResult("", "", "", "", "")
 
 
 def _is_local(hostname: str) -> bool:

@@ -75,6 +75,16 @@ def test_with_it_everything_answers(guarded: str, kind: str) -> None:
         assert unpack(socket_.recv())["object"] == "action.metadata"
 
 
+def test_a_token_may_be_any_text(policy: Policy) -> None:
+    token = "Schlüssel für alle"
+    with serving(policy, token=token) as sidecar:
+        for given, status in ((token, 200), (token.replace("ü", "u"), 401)):
+            with socket.create_connection(("127.0.0.1", urllib3.util.parse_url(sidecar.url).port)) as raw:
+                request = f"GET /metrics HTTP/1.0\r\nHost: localhost\r\nAuthorization: Bearer {given}\r\n\r\n"
+                raw.sendall(request.encode())
+                assert raw.makefile("rb").readline().split()[1] == str(status).encode()
+
+
 @pytest.mark.parametrize("path", ["/", "/docs", "/healthz", "/readyz"])
 def test_what_tells_nothing_needs_no_token(guarded: str, path: str) -> None:
     assert get(guarded + path).status == 200
@@ -82,7 +92,13 @@ def test_what_tells_nothing_needs_no_token(guarded: str, path: str) -> None:
 
 def test_pages_of_others_may_not_call(open_url: str) -> None:
     address = open_url.removeprefix("http://")
-    for origin, status in (("https://evil.example", 403), ("null", 403), ("https://lab.example", 200), (open_url, 200)):
+    for origin, status in (
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("http://[", 403),
+        ("https://lab.example", 200),
+        (open_url, 200),
+    ):
         assert get(open_url + "/v1/actions/metadata", Origin=origin).status == status
         assert post(open_url + GENERATIONS, flat(), headers={"Origin": origin}).status == status
     with pytest.raises(InvalidStatus) as caught:
@@ -97,7 +113,7 @@ def test_no_reply_lets_other_origins_read_it(open_url: str) -> None:
     assert not [name for name in response.headers if name.lower().startswith("access-control")]
 
 
-@pytest.mark.parametrize("name", ["evil.example", "evil.example:8000", "", "127.0.0.1.evil.example"])
+@pytest.mark.parametrize("name", ["evil.example", "evil.example:8000", "", "127.0.0.1.evil.example", "[", "[x]"])
 def test_a_name_that_was_made_to_point_here_is_refused(open_url: str, name: str) -> None:
     assert get(open_url + "/status/snapshot", Host=name).status == 403
 
