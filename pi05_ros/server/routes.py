@@ -99,15 +99,19 @@ class ActionRoutes:
             memory.enter_context(self._service.hold(int(length)))
 
         async def read() -> bytes:
-            parts, size = [], 0
-            async for part in request.stream():
-                size += len(part)
-                if size > limits.body:
-                    raise too_large
-                if not length.isdecimal():
-                    memory.enter_context(self._service.hold(len(part)))
-                parts.append(part)
-            return b"".join(parts)
+            parts: list[bytes] = []
+            size = 0
+            try:
+                async for part in request.stream():
+                    size += len(part)
+                    if size > limits.body:
+                        raise too_large
+                    if not length.isdecimal():
+                        memory.enter_context(self._service.hold(len(part)))
+                    parts.append(part)
+                return b"".join(parts)
+            finally:
+                parts.clear()  # what is raised here and the task of wait_for hold each other, and this
 
         try:
             return await asyncio.wait_for(read(), limits.body_seconds)

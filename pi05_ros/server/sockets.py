@@ -50,8 +50,9 @@ class Sockets:
         conversation = _Conversation(self._service, socket, openpi)
         with self._service.connected("openpi" if openpi else "realtime"):
             try:
-                with suppress(ClientGoneError, WebSocketDisconnect):
-                    await conversation.hold()
+                await conversation.hold()
+            except (ClientGoneError, WebSocketDisconnect) as gone:
+                gone.__traceback__ = None  # a circle: it holds the message, and the task of wait_for, which holds it
             finally:
                 conversation.end()
 
@@ -125,13 +126,14 @@ class _Conversation:
         return pack({**error.body, "request_id": request_id})
 
     async def _read(self) -> None:
-        """Ends when the client has gone."""
-        while True:
-            message = await self._socket.receive()
-            if message["type"] == "websocket.disconnect":
-                return
-            frame = message.get("bytes")
-            await self._frames.put(frame if frame is not None else message.get("text") or "")
+        """Ends when the client has gone, or is not listened to any more."""
+        with suppress(asyncio.CancelledError):  # which the task would keep, and with it the frame that is read
+            while True:
+                message = await self._socket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                frame = message.get("bytes")
+                await self._frames.put(frame if frame is not None else message.get("text") or "")
 
     async def _next_frame(self) -> bytes | str:
         waiting = asyncio.ensure_future(self._frames.get())
