@@ -182,6 +182,15 @@ def test_pings_are_answered_while_an_inference_runs(policy: Policy, server: Side
         assert isinstance(ws.recv(PATIENCE), bytes)
 
 
+def test_pings_are_answered_while_the_model_computes(policy: Policy, server: Sidecar) -> None:
+    with websocket(server, "/") as ws:
+        ws.send(pack({**flat(), "num_inference_steps": 1000}))
+        until(lambda: policy.engine.stats()["running"])
+        assert all(ws.ping().wait(PATIENCE) for _ in range(3))
+        assert policy.engine.stats()["running"], "still"
+        assert isinstance(ws.recv(PATIENCE), bytes)
+
+
 @pytest.mark.parametrize("path", SOCKETS)
 def test_pings_are_answered_before_there_is_a_policy(policy: Policy, path: str) -> None:
     host = PolicyHost()

@@ -201,6 +201,18 @@ def test_a_request_fails_alone(policy: Policy, threads: ThreadPoolExecutor) -> N
             over_openpi(sidecar, bad)
 
 
+def test_when_one_of_several_fails_the_rest_is_not_run(policy: Policy) -> None:
+    """Nobody would get it."""
+    policy.engine.max_batch = 1
+    bad = {"observation": flat(), "noise": np.full((50, 32), 3e38, np.float32)}
+    good = [{"observation": flat()}] * 8
+    with serving(policy) as sidecar:
+        body = {"input": [bad, *good], "parameters": {"num_inference_steps": 100}}
+        assert over_http(sidecar, body)["error"]["code"] == "inference_failed"
+        until(lambda: policy.engine.stats()["running"] == 0)
+    assert policy.engine.stats()["cancelled"] >= 6
+
+
 def test_what_breaks_inside_is_in_the_log_alone(
     policy: Policy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
