@@ -84,7 +84,7 @@ class ImageReader:
         try:
             with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as header:
                 width, height = header.size
-                kind = str(header.format).lower()
+                kind = "png" if header.format == "PNG" else "jpeg"  # or MPO: a JPEG with more pictures behind it
         except Image.DecompressionBombError as error:
             raise RequestError(413, f"{field}: the image is far larger than can be read: {error}", field) from error
         except Exception as error:  # Pillow raises many types for damaged headers

@@ -443,6 +443,15 @@ def test_what_is_wrong_is_said_by_name(url: str, case: str) -> None:
     assert "Traceback" not in str(error)
 
 
+def test_of_a_camera_that_writes_several_pictures_to_a_file_the_first_counts(url: str) -> None:
+    first, other = (Image.fromarray(images(seed=seed)["cam_high"]) for seed in (0, 1))
+    single, several = io.BytesIO(), io.BytesIO()
+    first.save(single, "JPEG")
+    first.save(several, "MPO", save_all=True, append_images=[other])
+    replies = [generate(url, {**flat(images={"cam_high": file.getvalue()}), "seed": 7}) for file in (single, several)]
+    assert np.array_equal(*map(values, replies))
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
