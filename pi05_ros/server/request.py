@@ -207,6 +207,8 @@ def _sorted_keys(observation: Mapping[Any, Any], policy: Policy) -> tuple[dict[s
             images |= dict(_cameras(value, policy))
         elif (camera := _camera(name, policy)) is not None:
             images[camera] = value
+        elif name == "images" and value is not None:
+            raise ObservationError("images", f"expected a map by camera name, got {shown(value)}")
         elif name in (*_FIELDS, "joint_position", "gripper_position") and value is not None:
             values[name] = value
         elif key.startswith(("observation.images.", "observation/images/")):

@@ -321,6 +321,12 @@ WRONG: dict[str, tuple[Any, int, str, str]] = {
         "images.front",
         "cam_high",
     ),
+    "images without names": (
+        {"input": {"observation": flat(images=list(images().values()))}},
+        400,
+        "images",
+        "expected a map by camera name, got a list of 3",
+    ),
     "no image": ({"input": {"observation": flat(images={})}}, 400, "images", "got none"),
     "grey image": (
         {"input": {"observation": flat(images={"cam_high": np.zeros((4, 4), np.uint8)})}},
