@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from starlette.responses import JSONResponse
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -37,6 +38,7 @@ class Sockets:
             WebSocketRoute("/v1/actions/realtime", self.realtime),
             WebSocketRoute("/openpi/policy", self.openpi),
             WebSocketRoute("/", self.openpi),  # where openpi's clients connect
+            WebSocketRoute("/{path:path}", self.nowhere),
         ]
 
     async def realtime(self, socket: WebSocket) -> None:
@@ -44,6 +46,12 @@ class Sockets:
 
     async def openpi(self, socket: WebSocket) -> None:
         await self._serve(socket, openpi=True)
+
+    async def nowhere(self, socket: WebSocket) -> None:
+        """Without this, Starlette answers 403, which is another mistake."""
+        here = "/v1/actions/realtime, /openpi/policy and /"
+        error = RequestError(404, f"{socket.url.path} is no websocket; {here} are.")
+        await socket.send_denial_response(JSONResponse(error.body, error.status))
 
     async def _serve(self, socket: WebSocket, openpi: bool) -> None:
         await socket.accept()

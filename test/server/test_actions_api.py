@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import urllib3
 from PIL import Image
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from pi05_ros.policy import Policy
 from pi05_ros.server.codec import unpack
@@ -470,6 +473,16 @@ def test_wrong_routes_are_json_too(url: str, method: str, path: str, status: int
     response = urllib3.request(method, url + path, retries=False)
     assert (response.status, response.json()["error"]["code"]) == (status, code)
     assert path in response.json()["detail"]
+
+
+def test_a_websocket_where_there_is_none(url: str) -> None:
+    for path in ("/v1/actions/generations", "/policy"):
+        with pytest.raises(InvalidStatus) as caught:
+            connect(url.replace("http", "ws") + path)
+        assert caught.value.response.status_code == 404
+        error = json.loads(caught.value.response.body)["error"]
+        assert error["code"] == "not_found"
+        assert error["message"].startswith(f"{path} is no websocket")
 
 
 def test_a_body_of_another_kind(url: str) -> None:
