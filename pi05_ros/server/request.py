@@ -94,11 +94,12 @@ def read_action_request(body: dict[Any, Any], policy: Policy, limits: Limits, nu
         body = _from_flat(body)
     elif "return_timing" in body and isinstance(body.get("runtime", {}), Mapping):
         body = {**body, "runtime": {"return_timing": body["return_timing"], **body.get("runtime", {})}}
+    given = body["input"]  # its length first: each element that is wrong costs as much as one that is right
+    if isinstance(given, list) and not 1 <= len(given) <= limits.inputs:
+        raise ObservationError("input", f"expected 1 to {limits.inputs} observations, got {len(given)}")
     request = read_request(body)
     _check_sizes(request.parameters, policy)
     inputs = request.input if isinstance(request.input, list) else [request.input]
-    if not 1 <= len(inputs) <= limits.inputs:
-        raise ObservationError("input", f"expected 1 to {limits.inputs} observations, got {len(inputs)}")
     reader = ImageReader(limits)
     read = [
         _read_input("input" if request.input is one else f"input.{index}", one, policy, reader)

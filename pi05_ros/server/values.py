@@ -12,6 +12,7 @@ import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,8 @@ def as_array(field: str, value: Any) -> np.ndarray:
         return _described_array(field, value)
     if isinstance(value, (str, bytes)):
         raise ObservationError(field, f"expected numbers, got {'text' if isinstance(value, str) else 'bytes'}")
+    if isinstance(value, list) and _has_text(value):
+        raise ObservationError(field, "expected an array of numbers, got text in a list")
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
@@ -57,6 +60,18 @@ def as_array(field: str, value: Any) -> np.ndarray:
     if array.dtype.kind not in _KINDS:
         raise ObservationError(field, f"expected an array of numbers, all rows of equal length, got {_name(value)}")
     return array
+
+
+def _has_text(level: list[Any]) -> bool:
+    """Somewhere in nested lists. numpy would make every element of the array as wide as the longest text."""
+    while level:
+        kinds = set(map(type, level))
+        if any(issubclass(kind, (str, bytes)) for kind in kinds):
+            return True
+        if np.ndarray in kinds and any(type(one) is np.ndarray and one.dtype.kind in "SU" for one in level):
+            return True
+        level = list(chain.from_iterable(level if kinds == {list} else (one for one in level if type(one) is list)))
+    return False
 
 
 @dataclass

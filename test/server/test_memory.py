@@ -1,20 +1,25 @@
-"""What a client that leaves was sending is out of memory at once, not when the garbage collector comes by."""
+"""Little does not become much, and what a client that leaves was sending is out of memory at once, not when the garbage
+collector comes by.
+"""
 
 from __future__ import annotations
 
 import gc
+import json
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 import urllib3
 from websockets.sync.client import connect
 
 from pi05_ros.server.codec import pack
-from server.serving import GENERATIONS, flat, load, serving, until
+from server.serving import GENERATIONS, flat, load, post, serving, until
 
 LARGE = 4 << 20
 """Bytes."""
@@ -72,3 +77,32 @@ def test_of_frames_that_nobody_waits_for_nothing_stays(url: str, path: str) -> N
         client.socket.shutdown(socket.SHUT_RDWR)
         until(lambda: metric(url, f'pi05_connections{{kind="{kind}"}} 0.0'))
         until(lambda: not kept())
+
+
+WORD = np.array("x" * 10_000)
+
+EXPANDING: dict[str, tuple[Any, str, str]] = {
+    "text among numbers": ({"state": ["x" * 10_000] + [1] * 10_000}, "state", "text in a list"),
+    "text below": ({"state": [[1] * 10_000, ["x" * 10_000] + [1] * 9_999]}, "state", "text in a list"),
+    "bytes among numbers": ({"state": [bytes(40_000)] + [1] * 10_000}, "state", "text in a list"),
+    "an array of text among numbers": ({"state": [WORD] + [1] * 10_000}, "state", "text in a list"),
+    "a scalar of text among numbers": ({"state": [WORD[()]] + [1] * 10_000}, "state", "text in a list"),
+    "many wrong observations": ({"input": [1] * 200_000}, "input", "1 to 16 observations, got 200000"),
+    "many observations": ({"input": [{}] * 200_000}, "input", "1 to 16 observations, got 200000"),
+}
+
+
+@pytest.mark.parametrize("case", EXPANDING)
+def test_few_values_do_not_become_many_bytes(url: str, case: str) -> None:
+    changes, field, part = EXPANDING[case]
+    body = pack(changes if "input" in changes else flat(**changes))
+    tracemalloc.start()
+    try:
+        response = post(url + GENERATIONS, body)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    error = json.loads(response.data)["error"]
+    assert (response.status, error["field"]) == (400, field)
+    assert part in error["message"]
+    assert most < 64 << 20
