@@ -58,8 +58,9 @@ class Sidecar:
     """HTTP and websockets for a PolicyHost, on a thread of its own. It listens before there is a policy."""
 
     def __init__(self, host: PolicyHost, settings: ServerSettings) -> None:
-        """Binds the address. Raises Pi05Error: it cannot be bound, or the TLS files cannot be used."""
+        """Binds the address. Raises Pi05Error: it cannot be bound, or the TLS files or origins cannot be used."""
         _check_certificate(settings)
+        _check_origins(settings.origins)
         self._socket = _bind(settings.host, settings.port)
         port = self._socket.getsockname()[1]
         name = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -185,6 +186,14 @@ def _check_certificate(settings: ServerSettings) -> None:
         raise Pi05Error(
             f"certificate, key: {settings.certificate} and {settings.key} cannot be used: {error}"
         ) from error
+
+
+def _check_origins(origins: tuple[str, ...]) -> None:
+    """One that is written otherwise than browsers do would never fit."""
+    for origin in origins:
+        scheme, _, host = origin.partition("://")
+        if not scheme or not host or "/" in host or origin != origin.lower():
+            raise Pi05Error(f"origins: expected one as browsers send it, as https://lab.example, got {origin!r}.")
 
 
 def _is_loopback(host: str) -> bool:

@@ -108,6 +108,12 @@ def test_pages_of_others_may_not_call(open_url: str) -> None:
         socket_.recv()
 
 
+@pytest.mark.parametrize("origin", ["lab.example", "https://lab.example/", "https://Lab.example", "https://", "*", ""])
+def test_an_origin_that_no_browser_sends_is_said_at_once(origin: str) -> None:
+    with pytest.raises(Pi05Error, match="origins: expected"):
+        Sidecar(PolicyHost(), ServerSettings(port=0, origins=("http://127.0.0.1:3000", origin)))
+
+
 def test_no_reply_lets_other_origins_read_it(open_url: str) -> None:
     response = get(open_url + "/v1/actions/metadata", Origin="https://lab.example")
     assert not [name for name in response.headers if name.lower().startswith("access-control")]
