@@ -22,7 +22,11 @@ setup(
     packages=[*find_packages(include=["pi05_ros", "pi05_ros.*"]), "pi05_ros.config"],
     # The YAML files lie at the top of the repository, where ROS users look for them, and go into the package.
     package_dir={"pi05_ros.config": "config"},
-    package_data={"pi05_ros": ["py.typed"], "pi05_ros.server": ["page/*"], "pi05_ros.config": ["*.yaml", "*.xml", "robots/*.yaml"]},
+    package_data={
+        "pi05_ros": ["py.typed"],
+        "pi05_ros.server": ["page/*"],
+        "pi05_ros.config": ["*.yaml", "*.xml", "robots/*.yaml"],
+    },
     install_requires=[
         "torch>=2.4",
         "numpy>=1.21",
@@ -44,7 +48,17 @@ setup(
     extras_require={
         # Of gym-aloha only the MuJoCo scene is used; `pip install --no-deps gym-aloha` saves what else it asks for.
         "sim": ["mujoco>=3.0,<3.9", "gym-aloha>=0.1.1", "matplotlib>=3.5"],
-        "test": ["pytest>=7,<9", "hypothesis>=6", "ruff", "mypy", "types-PyYAML", "rosbags", "schemathesis>=4", "playwright", "psutil"],
+        "test": [
+            "pytest>=7,<9",
+            "hypothesis>=6",
+            "ruff",
+            "mypy",
+            "types-PyYAML",
+            "rosbags",
+            "schemathesis>=4",
+            "playwright",
+            "psutil",
+        ],
     },
     entry_points={"console_scripts": [f"{name} = pi05_ros.tools.{name}:main" for name in EXECUTABLES]},
 )
