@@ -113,7 +113,7 @@ def _add_policy_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--batching-delay-ms", type=float, default=3.0, metavar="MS", help="that a batch waits for company (default: 3)"
     )
-    group.add_argument("--adapt-to-pi", choices=("true", "false"), help="for openpi checkpoints on an ALOHA whose profile does not say it")
+    group.add_argument("--adapt-to-pi", choices=("true", "false"), help="for openpi checkpoints on an ALOHA")
     group.add_argument("--tokenizer", metavar="FILE", help="instead of the one in the checkpoint")
     group.add_argument("--norm-stats", metavar="FILE", help="instead of the checkpoint's statistics")
     group.add_argument("--normalization", choices=("none",), help="none: states and actions stay as they are")
