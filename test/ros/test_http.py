@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.parameter import Parameter
+from server.serving import Held
 
 from pi05_ros import Observation, Policy
 from pi05_ros.checkpoint import make_checkpoint
@@ -96,16 +97,19 @@ def test_the_robot_goes_on_beside_four_busy_clients(station: Station, port: int)
             np.testing.assert_allclose(answer.actions, expected(station, seed), atol=1e-5)  # type: ignore[union-attr]
 
 
-def test_the_robot_goes_before_clients_that_wait(station: Station, client: HttpClient, port: int) -> None:
+def test_the_robot_goes_before_clients_that_wait(station: Station, port: int) -> None:
     station.configure()
+    policy = station.deployment.policy
     ended: list[str] = []
-    station.deployment.policy.watch(lambda observation, _: ended.append(observation.prompt))
-    clients = Asking(port, 9, once=True, num_inference_steps=400)  # one runs at once, then four, then four
-    wait_until_it_runs(station, client, waiting=6)
-    station.activate()
+    policy.watch(lambda observation, _: ended.append(observation.prompt))
+    with Held(policy) as held:
+        clients = Asking(port, 8, once=True)
+        station.robot.wait_for(lambda: held.stats["waiting"] == 8, "requests of eight clients")
+        station.activate()
+        station.robot.wait_for(lambda: held.stats["waiting"] == 9, "the robot's own request")
     station.robot.wait_for(lambda: len(ended) >= 10, "all answers")
-    assert ended.index("x") <= 5
-    assert [answer.status for (answer,) in clients.finish()] == [200] * 9  # type: ignore[union-attr]
+    assert ended.index("x") == 1, "behind what ran already"
+    assert [answer.status for (answer,) in clients.finish()] == [200] * 8  # type: ignore[union-attr]
 
 
 def test_clients_hear_what_configure_is_at(
