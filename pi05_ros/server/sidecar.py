@@ -162,7 +162,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, _, _, address = found[0]
-        # By its protocol asyncio knows a TCP socket, where it does not hold replies back for more to send (40 ms).
+        # By its protocol asyncio knows a TCP socket, where it does not hold replies back for more to send.
         listener = socket.socket(family, kind, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

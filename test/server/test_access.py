@@ -20,16 +20,10 @@ from pi05_ros.server.access import read_token
 from pi05_ros.server.codec import unpack
 from pi05_ros.server.host import PolicyHost
 from pi05_ros.server.sidecar import ServerSettings, Sidecar
-from server.serving import GENERATIONS, answer, flat, load, post, serving
+from server.serving import GENERATIONS, answer, flat, post, serving
 
 TOKEN = "a secret of some length"
 GUARDED = ("/v1/actions/metadata", "/metrics", "/openapi.json", "/status/snapshot")
-
-
-@pytest.fixture(scope="module")
-def policy() -> Iterator[Policy]:
-    with load() as policy:
-        yield policy
 
 
 @pytest.fixture(scope="module")

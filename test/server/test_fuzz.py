@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +21,7 @@ from pi05_ros.server.errors import RequestError, as_request_error
 from pi05_ros.server.limits import Limits
 from pi05_ros.server.request import read_action_request, read_body
 from pi05_ros.server.values import ImageReader
-from server.serving import CAMERAS, GENERATIONS, answer, flat, images, load, post, serving
+from server.serving import CAMERAS, GENERATIONS, answer, flat, images, post
 
 LIMITS = Limits()
 REFUSALS = (ObservationError, RequestError)
@@ -54,18 +53,6 @@ KEYS = st.one_of(NAMES, NAMES, st.text(st.characters(), max_size=4), st.integers
 TREES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
 )
-
-
-@pytest.fixture(scope="module")
-def policy() -> Iterator[Policy]:
-    with load() as policy:
-        yield policy
-
-
-@pytest.fixture(scope="module")
-def url(policy: Policy) -> Iterator[str]:
-    with serving(policy) as sidecar:
-        yield sidecar.url
 
 
 def read_and_run(body: Any, policy: Policy) -> None:

@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,24 +23,12 @@ from websockets.sync.client import ClientConnection, connect
 
 from pi05_ros.policy import Policy
 from pi05_ros.server.codec import pack
-from server.serving import CAMERAS, GENERATIONS, PROMPT, STATE, answer, flat, images, load, observation, post, serving
+from server.serving import CAMERAS, GENERATIONS, PROMPT, STATE, answer, flat, images, observation, post, serving
 from server.test_action_server import Process
 
 JSON = {"Content-Type": "application/json"}
 PATIENCE = 10.0
 """Seconds, for what is to come at once."""
-
-
-@pytest.fixture(scope="module")
-def policy() -> Iterator[Policy]:
-    with load() as policy:
-        yield policy
-
-
-@pytest.fixture(scope="module")
-def url(policy: Policy) -> Iterator[str]:
-    with serving(policy) as sidecar:
-        yield sidecar.url
 
 
 def png(width: int, height: int, *chunks: bytes, rows: int | None = None) -> bytes:

@@ -19,16 +19,10 @@ import urllib3
 from websockets.sync.client import connect
 
 from pi05_ros.server.codec import pack
-from server.serving import GENERATIONS, flat, load, post, serving, until
+from server.serving import GENERATIONS, flat, post, until
 
 LARGE = 4 << 20
 """Bytes."""
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with load() as policy, serving(policy) as sidecar:
-        yield sidecar.url
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import io
 import json
 import math
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import wait
 from typing import Any
 
@@ -22,12 +21,6 @@ from pi05_ros.server.errors import RequestError
 from pi05_ros.server.host import PolicyHost
 from pi05_ros.server.monitor import LATENCIES, REFUSALS, STAGES, TEXT, Monitor
 from server.serving import STATE, load, observation
-
-
-@pytest.fixture(scope="module")
-def policy() -> Iterator[Policy]:
-    with load() as policy:
-        yield policy
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.config import SchemathesisConfig
 
-from server.serving import CAMERAS, GENERATIONS, PROMPT, STATE, load, serving
+from server.serving import CAMERAS, GENERATIONS, PROMPT, STATE
 
 EXAMPLES = settings(max_examples=40, suppress_health_check=list(HealthCheck))
 IMAGE = [[[0, 128, 255], [255, 128, 0]]]
@@ -18,12 +17,6 @@ OBSERVATION = {"images": dict.fromkeys(CAMERAS, IMAGE), "state": STATE.tolist()}
 
 every_route = schemathesis.pytest.from_fixture("document")
 actions = schemathesis.pytest.from_fixture("positive").include(path=GENERATIONS)
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with load() as policy, serving(policy) as sidecar:
-        yield sidecar.url
 
 
 def read(url: str, config: dict[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from pi05_ros.server import status
 from pi05_ros.server.host import PolicyHost
 from pi05_ros.server.openapi import openapi_document
 from pi05_ros.server.sidecar import ServerSettings, Sidecar
-from server.serving import CAMERAS, GENERATIONS, STATE, answer, flat, load, observation, post, serving
+from server.serving import CAMERAS, GENERATIONS, STATE, answer, flat, observation, post, serving
 
 ATTACK = '<img src=x onerror="window.hurt=1"><script>window.hurt=1</script>'
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
@@ -48,12 +48,6 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=chromium(playwright), args=list(FLAGS))
         yield browser
         browser.close()
-
-
-@pytest.fixture(scope="module")
-def policy() -> Iterator[Policy]:
-    with load() as policy:
-        yield policy
 
 
 Serve = Callable[..., Sidecar]

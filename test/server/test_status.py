@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +18,7 @@ from pi05_ros.server.host import PolicyHost
 from pi05_ros.server.limits import Limits
 from pi05_ros.server.monitor import Monitor
 from pi05_ros.server.status import page_files, status_routes
-from server.serving import load, observation
-
-
-@pytest.fixture(scope="module")
-def policy() -> Iterator[Policy]:
-    with load() as policy:
-        yield policy
+from server.serving import observation
 
 
 @pytest.fixture
