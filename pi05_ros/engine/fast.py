@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -115,20 +115,26 @@ class FastPath:
                 self.name = "eager"
             return self._run(requests, captured=False)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
         if self._stream is None:
             yield
             return
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-            yield
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # what it was asked for still reads the host's side of inputs
+                    self._stream.synchronize()
+                raise
 
     def _run(self, requests: Sequence[EngineRequest], captured: bool) -> Outcome:
-        clock = _Clock(self.device)
         program = self._program(Bucket.of(requests[0], len(requests)))
+        began = time.perf_counter()
         keys = [self._key(request) for request in requests]
         found = [None if key is None else self.cache.get(key) for key in keys]
-        clock.mark("cache_lookup_ms")
+        lookup = {"cache_lookup_ms": (time.perf_counter() - began) * 1e3}
+        clock = _Clock(self._stream)
         missing = [index for index, kv in enumerate(found) if kv is None]
         if missing:
             self._encode(program, requests, missing, captured, clock)
@@ -146,7 +152,7 @@ class FastPath:
             clock.wait()
             actions = program.actions()
         clock.mark("denoise_ms")
-        return Outcome(actions, tuple(kv is not None for kv in found), clock.timings())
+        return Outcome(actions, tuple(kv is not None for kv in found), lookup | clock.timings())
 
     def clear_cache(self) -> None:
         """Forget all cached prefixes."""
@@ -176,8 +182,6 @@ class FastPath:
         encoder.run_vision(captured)
         clock.mark("vision_ms")
         program.put_noise(requests)
-        if encoder is not program:
-            encoder.put_noise(some)  # for the lengths
         encoder.run_prefix(captured)
         if encoder is not program:
             for row, index in enumerate(missing):
@@ -269,32 +273,32 @@ def check_fast_path(config: Pi05Config, device: torch.device, fp8: bool = False)
 
 
 class _Clock:
-    """Times the stages of a run without waiting for any: on a GPU by events in stream order."""
+    """Times the stages of a run without waiting for any: on a GPU by events in the stream's order."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        """stream: None on a CPU."""
+        self._stream = stream
         self._marks: list[tuple[str, float | torch.cuda.Event]] = []
         self.mark("")
 
     def mark(self, name: str) -> None:
         """What has been asked for since the last mark was the stage ``name``."""
-        if self._device.type != "cuda":
-            self._marks.append((name, time.monotonic()))
+        if self._stream is None:
+            self._marks.append((name, time.perf_counter()))
             return
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(self._stream)
         self._marks.append((name, event))
 
     def wait(self) -> None:
         """Until the device has done all that it was asked for, once an inference."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def timings(self) -> dict[str, float]:
         """Milliseconds by stage; stages that did not come are 0."""
         self.wait()
-        names = ("cache_lookup_ms", "preprocess_ms", "vision_ms", "prefix_ms", "denoise_ms")
-        timings = dict.fromkeys(names, 0.0)
+        timings = dict.fromkeys(("preprocess_ms", "vision_ms", "prefix_ms", "denoise_ms"), 0.0)
         for (_, before), (name, after) in zip(self._marks, self._marks[1:], strict=False):
             if isinstance(before, float):
                 assert isinstance(after, float)

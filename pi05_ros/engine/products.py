@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pi05_ros.engine.kernels.activations import geglu
-from pi05_ros.engine.kernels.gated import gated_product
 from pi05_ros.engine.kernels.norms import add_layer_norm, add_rms_norm
 from pi05_ros.engine.kernels.quantize import (
     FLOAT8,
@@ -106,14 +105,10 @@ def layer_normed(
 
 def gated(x: Operand, gate_up: Matrix, down: Matrix, dtype: torch.dtype) -> Operand:
     """gelu(gate) * up of x [M, in], for a product with ``down``. gate_up: [2 F, in]."""
-    rows, width = x.values.shape[0], gate_up.weight.shape[0] // 2
-    if gate_up.scale is None and down.scale is None:
-        hidden = x.values.new_empty(rows, width)
-        gated_product(x.values, gate_up.weight, hidden)
-        return Operand(hidden)
+    width = gate_up.weight.shape[0] // 2
     both = product(x, gate_up, dtype)
     if down.scale is None:
-        hidden = both.new_empty(rows, width)
+        hidden = both.new_empty(len(both), width)
         geglu(both, hidden)
         return Operand(hidden)
     quantized = _empty_float8(both, width)

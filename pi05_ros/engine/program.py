@@ -56,7 +56,11 @@ class Program:
         config, device, batch = setting.config, setting.device, bucket.batch
         self._setting, self.bucket = setting, bucket
         dtype = setting.weights.prefix.embed_tokens.dtype
-        prompt: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"tokens": ((batch, bucket.tokens), torch.int64)}
+        lengths = ((batch,), torch.int32)
+        prompt: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "lengths": lengths,
+            "tokens": ((batch, bucket.tokens), torch.int64),
+        }
         for camera, (height, width, kind) in enumerate(bucket.images):
             prompt[f"image{camera}"] = ((batch, height, width, 3), getattr(torch, kind))
         rows = (batch, config.horizon)
@@ -67,7 +71,7 @@ class Program:
                 "previous": ((*rows, config.action_dim), torch.float32),
                 "pull": (rows, torch.float32),
                 "max_weight": ((batch,), torch.float32),
-                "lengths": ((batch,), torch.int32),
+                "lengths": lengths,
             },
             device,
         )
@@ -76,6 +80,7 @@ class Program:
         self._actions = torch.empty(
             (*rows, config.action_dim), dtype=torch.float32, device="cpu", pin_memory=device.type == "cuda"
         )
+        self._actions_array = self._actions.numpy()
         vision, layers, head_dim = config.vision, config.prefix.layers, config.prefix.head_dim
         self.image_tokens = len(bucket.images) * vision.tokens
         self.positions = self.image_tokens + bucket.tokens
@@ -105,21 +110,22 @@ class Program:
         own = (self._patches, self._seen, self.kv, *self._buffers.tensors)
         return sum(tensor.nbytes for tensor in own) + self._prompt.nbytes + self._flow.nbytes
 
-    # ---- filling in; the host's side may be written once the last run has ended ----
+    # ---- filling in, on the host's side: the stages begin with bringing it over. It may be written once the last run
+    # has ended ----
 
     def put_prompts(self, requests: Sequence[EngineRequest]) -> None:
-        """Images and tokens, on their way to the device."""
+        """Images and tokens."""
         host = self._prompt.host
         for row, request in enumerate(requests):
             length = len(request.tokens)
+            host["lengths"][row] = self.image_tokens + length
             host["tokens"][row, :length] = request.tokens
             host["tokens"][row, length:] = 0
             for camera, image in enumerate(request.images):
                 host[f"image{camera}"][row] = image
-        self._prompt.upload()
 
     def put_noise(self, requests: Sequence[EngineRequest]) -> None:
-        """Noise, guidance and lengths, on their way to the device. Raises ValueError: noise or guidance do not fit."""
+        """Noise, guidance and lengths. Raises ValueError: noise or guidance do not fit."""
         host = self._flow.host
         for row, request in enumerate(requests):
             if request.noise.shape != host["noise"].shape[1:]:
@@ -133,7 +139,6 @@ class Program:
                 host["previous"][row] = guide.previous[0].numpy()
                 host["pull"][row] = guide.weights[0, :, 0].numpy()
                 host["max_weight"][row] = guide.max_weight
-        self._flow.upload()
 
     # ---- running ----
 
@@ -152,6 +157,7 @@ class Program:
         steps = Flow(self._inputs, keys, values, setting.weights.expert, schedule, setting.rope)
 
         def flow() -> None:
+            self._flow.upload()
             self._inputs.x_t.copy_(self._flow.device["noise"])
             denoise(steps, self._buffers)
             self._actions.copy_(self._inputs.x_t, non_blocking=True)
@@ -172,7 +178,7 @@ class Program:
 
     def actions(self) -> np.ndarray:
         """The action chunks, float32 [B, H, A]: a copy, to be taken when the device has come to the end of the flow."""
-        return self._actions.numpy().copy()
+        return self._actions_array.copy()
 
     def _run(self, name: str, stage: Callable[[], None], captured: bool) -> None:
         recorder = self._setting.recorder if captured else None
@@ -185,6 +191,7 @@ class Program:
 
     def _vision(self) -> None:
         setting, vision = self._setting, self._setting.config.vision
+        self._prompt.upload()
         for camera, plan in enumerate(self._plans):
             images_to_patches(self._prompt.device[f"image{camera}"], self._patches[camera], plan, vision.patch_size)
         cameras, batch = self._patches.shape[:2]
@@ -196,4 +203,4 @@ class Program:
         weights = self._setting.weights.prefix
         x = torch.cat((self._seen, embed_prompt(weights, self._prompt.device["tokens"])), dim=1)
         keys, values = self.kv
-        encode_prefix(weights, x, self._inputs.lengths, self._setting.rope, keys, values)
+        encode_prefix(weights, x, self._prompt.device["lengths"], self._setting.rope, keys, values)

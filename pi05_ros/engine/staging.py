@@ -38,6 +38,9 @@ class Staging:
         return self._device.nbytes
 
     def upload(self) -> None:
-        """Bring the host's side to the device's, in stream order. The host's must stay as it is until that is done."""
+        """Bring the host's side to the device's, in stream order; can be captured in a graph.
+
+        The host's side must stay as it is until that is done.
+        """
         if self._device is not self._host:
             self._device.copy_(self._host, non_blocking=True)

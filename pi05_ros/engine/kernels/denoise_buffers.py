@@ -68,31 +68,32 @@ _ONE = Tiling(
     columns=32,
     part_columns=64,
     gate_columns=64,
-    inner=64,
-    stages=6,
+    inner=128,
+    stages=4,
     parts=8,
     query_rows=32,
     keys=128,
-    block_keys=64,
-    attention_stages=3,
+    block_keys=128,
+    attention_stages=1,
+    combined_rows=8,
 )
 _MANY = Tiling(
     rows=128,
     columns=64,
-    part_columns=128,
+    part_columns=64,
     gate_columns=128,
     inner=64,
-    stages=4,
-    parts=8,
+    stages=6,
+    parts=4,
     query_rows=128,
     keys=128,
     block_keys=64,
     attention_stages=2,
     combined_rows=16,
 )
-_ONE_SMALL = replace(_ONE, stages=4, block_keys=32, attention_stages=2)
+_ONE_SMALL = replace(_ONE, inner=64, block_keys=32, attention_stages=2, combined_rows=4)
 _MANY_SMALL = replace(_ONE_SMALL, columns=64, combined_rows=16)
-_FLOAT32 = replace(_ONE, inner=32, stages=3, query_rows=16, keys=32, block_keys=32, attention_stages=1)
+_FLOAT32 = replace(_ONE_SMALL, inner=32, stages=3, query_rows=16, keys=32, block_keys=32, attention_stages=1)
 _TEST_MODELS = Tiling(
     rows=16,
     columns=16,

@@ -16,9 +16,8 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-    from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:
-    triton = tl = TensorDescriptor = None
+    triton = tl = None
 
 AVAILABLE = triton is not None
 jit: Any = triton.jit if AVAILABLE else lambda function: function
