@@ -90,6 +90,8 @@ class FastPath:
         recorder = Recorder(self.device) if self.name == "graphs" else None
         self._setting = Setting(model.config, weights, rope, resize, self.device, recorder)
         self._stream = _stream(self.device) if on_gpu else None
+        # Made once, for it takes a while to make; entered, it makes its device the current one as well.
+        self._on_stream = contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
         if on_gpu:  # the weights are packed on the caller's stream
             torch.cuda.current_stream(self.device).synchronize()
         self._programs: OrderedDict[Bucket, Program] = OrderedDict()
@@ -117,15 +119,13 @@ class FastPath:
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+        with self._on_stream:
             try:
                 yield
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # what it was asked for still reads the host's side of inputs
-                    self._stream.synchronize()
+                if self._stream is not None:
+                    with contextlib.suppress(RuntimeError):  # it may be reading the host's side of the inputs still
+                        self._stream.synchronize()
                 raise
 
     def _run(self, requests: Sequence[EngineRequest], captured: bool) -> Outcome:

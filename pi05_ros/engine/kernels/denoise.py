@@ -93,9 +93,9 @@ def _denoise(
     LAYERS: tl.constexpr, W: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, F: tl.constexpr, A: tl.constexpr,
     # how it is done
     ONLY: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BN_PARTS: tl.constexpr, BN_GATE: tl.constexpr, BK: tl.constexpr, BQ: tl.constexpr, KEYS: tl.constexpr,
-    BKEYS: tl.constexpr, ASTAGES: tl.constexpr, STRETCHES: tl.constexpr, MERGED: tl.constexpr,
-    COMBINED: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
+    BN_GATE: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, BN_PARTS: tl.constexpr, BK_PARTS: tl.constexpr,
+    STAGES_PARTS: tl.constexpr, BQ: tl.constexpr, KEYS: tl.constexpr, BKEYS: tl.constexpr, ASTAGES: tl.constexpr,
+    STRETCHES: tl.constexpr, MERGED: tl.constexpr, COMBINED: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """ONLY: "all", or the one phase to run, of step first_step and layer first_layer."""
     programs = tl.num_programs(0)
@@ -130,7 +130,7 @@ def _denoise(
             arrivals = barrier(counter, arrivals, programs, ONLY)
             if ONLY == "all" or ONLY == "out":
                 split_product(here(ONLY), programs, rows, out_inputs, attended, w_out + layer * out_size, parts,
-                              heads_width, W, PARTS, BM, BN_PARTS, BK, STAGES)  # fmt: skip
+                              heads_width, W, PARTS, BM, BN_PARTS, BK_PARTS, STAGES_PARTS)  # fmt: skip
             if ONLY == "all" or ONLY == "merge_attention":
                 gate, scale, shift = modulation_of(modulation + 2 * layer * norm, W)
             arrivals = barrier(counter, arrivals, programs, ONLY)
@@ -143,7 +143,7 @@ def _denoise(
             arrivals = barrier(counter, arrivals, programs, ONLY)
             if ONLY == "all" or ONLY == "down":
                 split_product(here(ONLY), programs, rows, down_inputs, hidden, w_down + layer * (F * W), parts, F, W,
-                              PARTS, BM, BN_PARTS, BK, STAGES)  # fmt: skip
+                              PARTS, BM, BN_PARTS, BK_PARTS, STAGES_PARTS)  # fmt: skip
             if ONLY == "all" or ONLY == "merge_mlp":
                 gate, scale, shift = modulation_of(modulation + (2 * layer + 1) * norm, W)
             arrivals = barrier(counter, arrivals, programs, ONLY)
@@ -197,10 +197,11 @@ def _launch(flow: Flow, buffers: DenoiseBuffers, only: str, steps: tuple[int, in
         capacity, stretches, tiling.keys, *steps, schedule.steps, *layers,
         LAYERS=count, W=width, HEADS=heads_width // head_dim, D=head_dim, F=mlp, A=action_dim,
         ONLY=only, PARTS=tiling.parts, BM=tiling.rows, BN=tiling.columns,
-        BN_PARTS=tiling.part_columns, BN_GATE=tiling.gate_columns, BK=tiling.inner, BQ=tiling.query_rows,
-        KEYS=tiling.keys, BKEYS=tiling.block_keys, ASTAGES=tiling.attention_stages,
+        BN_GATE=tiling.gate_columns, BK=tiling.inner, STAGES=tiling.stages,
+        BN_PARTS=tiling.part_columns, BK_PARTS=tiling.part_inner, STAGES_PARTS=tiling.part_stages,
+        BQ=tiling.query_rows, KEYS=tiling.keys, BKEYS=tiling.block_keys, ASTAGES=tiling.attention_stages,
         STRETCHES=triton.next_power_of_2(stretches), MERGED=tiling.merged_rows, COMBINED=tiling.combined_rows,
-        STAGES=tiling.stages, SCALE=head_dim**-0.5, num_warps=tiling.warps, num_stages=1, **cooperative,
+        SCALE=head_dim**-0.5, num_warps=tiling.warps, num_stages=1, **cooperative,
     )  # fmt: skip
 
 

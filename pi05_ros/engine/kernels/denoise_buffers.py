@@ -16,19 +16,22 @@ class Tiling:
     """Sizes of tiles; all but parts, stages and warps are in rows, columns or keys. Powers of two, but for stages.
 
     rows, columns, inner: a tile of a product, and how much of the inner dimension is in one of its ``stages``.
-    part_columns, gate_columns: columns where a product is summed afterwards, and where gate and up lie side by side.
-    parts: stretches of the inner dimension of a product that is summed afterwards.
+    gate_columns: columns where gate and up lie side by side.
+    parts: stretches of the inner dimension of a product that is summed afterwards; part_columns, part_inner,
+    part_stages: columns, inner and stages of such a product.
     query_rows, keys: a tile of attention; block_keys, attention_stages: how its keys are taken.
     merged_rows, combined_rows: rows that a program takes at once where sums are taken. warps: of a program.
     """
 
     rows: int
     columns: int
-    part_columns: int
     gate_columns: int
     inner: int
     stages: int
     parts: int
+    part_columns: int
+    part_inner: int
+    part_stages: int
     query_rows: int
     keys: int
     block_keys: int
@@ -55,9 +58,9 @@ class Tiling:
         """Raises ValueError naming the size of a model that these tiles do not divide: kernels mask rows only."""
         for name, value, least in (
             ("expert.width", width, max(self.part_columns, self.inner)),
-            ("prefix.heads * prefix.head_dim", heads_width, self.parts * self.inner),
+            ("prefix.heads * prefix.head_dim", heads_width, self.parts * self.part_inner),
             ("prefix.head_dim", head_dim, self.columns),
-            ("expert.mlp", mlp, max(self.parts * self.inner, self.gate_columns // 2)),
+            ("expert.mlp", mlp, max(self.parts * self.part_inner, self.gate_columns // 2)),
         ):
             if value % least:
                 raise ValueError(f"{name}: the fast path expects a multiple of {least}, got {value}")
@@ -66,11 +69,13 @@ class Tiling:
 _ONE = Tiling(
     rows=64,
     columns=32,
-    part_columns=64,
     gate_columns=64,
     inner=128,
     stages=4,
     parts=8,
+    part_columns=64,
+    part_inner=64,
+    part_stages=6,
     query_rows=32,
     keys=128,
     block_keys=128,
@@ -80,28 +85,42 @@ _ONE = Tiling(
 _MANY = Tiling(
     rows=128,
     columns=64,
-    part_columns=64,
     gate_columns=128,
     inner=64,
     stages=6,
     parts=4,
+    part_columns=64,
+    part_inner=64,
+    part_stages=6,
     query_rows=128,
     keys=128,
     block_keys=64,
     attention_stages=2,
     combined_rows=16,
 )
-_ONE_SMALL = replace(_ONE, inner=64, block_keys=32, attention_stages=2, combined_rows=4)
+_ONE_SMALL = replace(_ONE, inner=64, part_stages=4, block_keys=32, attention_stages=2, combined_rows=4)
 _MANY_SMALL = replace(_ONE_SMALL, columns=64, combined_rows=16)
-_FLOAT32 = replace(_ONE_SMALL, inner=32, stages=3, query_rows=16, keys=32, block_keys=32, attention_stages=1)
+_FLOAT32 = replace(
+    _ONE_SMALL,
+    inner=32,
+    stages=3,
+    part_inner=32,
+    part_stages=3,
+    query_rows=16,
+    keys=32,
+    block_keys=32,
+    attention_stages=1,
+)
 _TEST_MODELS = Tiling(
     rows=16,
     columns=16,
-    part_columns=16,
     gate_columns=16,
     inner=16,
     stages=1,
     parts=2,
+    part_columns=16,
+    part_inner=16,
+    part_stages=1,
     query_rows=16,
     keys=32,
     block_keys=16,
