@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,6 @@ from pi05_ros.errors import Pi05Error
 from pi05_ros.robot.loop import LoopSettings
 from pi05_ros.server.access import read_token
 from pi05_ros.server.sidecar import ServerSettings
-
-"""Of the environment: what clients of the HTTP server must send. Parameters can be read by anybody, so it is none."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,10 @@ class Spec:
     low: float | None = None
     high: float | None = None
     running: bool = False
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
 
 
 PARAMETERS = (
@@ -103,8 +106,9 @@ def declare_parameters(node: Node) -> None:
         descriptor = ParameterDescriptor(description=spec.description)
         if spec.choices:
             descriptor.additional_constraints = "one of: " + ", ".join(choice or "(empty)" for choice in spec.choices)
-        # A YAML file or a launch argument may write true where a text is meant; that is taken as the text.
-        descriptor.dynamic_typing = isinstance(spec.default, str)
+        # A YAML file or a launch argument may write true where a text is meant, and 1 where a double is: both are taken
+        # as what is meant, and check_parameters looks at the type instead of rclpy.
+        descriptor.dynamic_typing = isinstance(spec.default, (str, float))
         if spec.low is not None and spec.high is not None:
             if isinstance(spec.default, int):
                 descriptor.integer_range = [IntegerRange(from_value=int(spec.low), to_value=int(spec.high), step=1)]
@@ -136,7 +140,16 @@ def check_parameters(parameters: Sequence[Parameter], configured: bool) -> SetPa
             allowed = ", ".join(choice or "(empty)" for choice in spec.choices)
             reason = f"{spec.name}: expected one of {allowed}, got {parameter.value!r}."
             return SetParametersResult(successful=False, reason=reason)
+        if isinstance(spec.default, float) and not _is_number(parameter.value, *spec.bounds):
+            low, high = spec.bounds
+            reason = f"{spec.name}: expected a number from {low:g} to {high:g}, got {parameter.value!r}."
+            return SetParametersResult(successful=False, reason=reason)
     return SetParametersResult(successful=True)
+
+
+def _is_number(value: Any, low: float, high: float) -> bool:
+    """True for an integer too: where a double is declared, rclpy would let one of any size pass."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
 def _text(value: Any) -> str:
@@ -148,6 +161,7 @@ class PolicyParameters:
 
     def __init__(self, node: Node) -> None:
         values = {spec.name: node.get_parameter(spec.name).value for spec in PARAMETERS}
+        values.update({spec.name: float(values[spec.name]) for spec in PARAMETERS if isinstance(spec.default, float)})
         text = {spec.name: _text(values[spec.name]) for spec in PARAMETERS if isinstance(spec.default, str)}
         self.checkpoint, self.robot, self.prompt = text["checkpoint"], text["robot"], text["prompt"]
         self.device, self.precision = text["device"], text["precision"]

@@ -150,7 +150,11 @@ def test_parameters_are_refused_with_a_reason(start: Any, robot: Robot, checkpoi
         "precision: expected one of openpi, float32, bfloat16, fp8, got 'float31'.",
     )
     assert not set_parameter(robot, "replan_steps", 0).successful
-    assert not set_parameter(robot, "max_ahead", -1.0).successful
+    for wrong in (-1.0, 5, "soon", float("nan")):
+        assert not set_parameter(robot, "max_ahead", wrong).successful
+    result = set_parameter(robot, "max_ahead", "soon")
+    assert result.reason == "max_ahead: expected a number from 0.01 to 2, got 'soon'."
+    assert set_parameter(robot, "max_ahead", 1).successful, "an integer is a number too"
     assert not set_parameter(robot, "replan_steps", "ten").successful
     assert change_state(robot, CONFIGURE)
     result = set_parameter(robot, "checkpoint", "/other")
