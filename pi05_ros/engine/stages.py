@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pi05_ros.engine.kernels.attention import attend
-from pi05_ros.engine.kernels.embedding import embed_patches
 from pi05_ros.engine.kernels.rotary import rotate_qkv
 from pi05_ros.engine.packed import PrefixWeights, VisionWeights
 from pi05_ros.engine.products import (
@@ -36,10 +35,8 @@ VISION_ATTENTION = [
 def encode_images(weights: VisionWeights, patches: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     """Patches [N, T, 3 * patch^2] in [-1, 1] -> image tokens [N, T, prefix width] of ``dtype``."""
     images, tokens, _ = patches.shape
-    patch, position = weights.patch, weights.position
-    assert patch.bias is not None
-    x = patches.new_empty(images * tokens, position.shape[1], dtype=weights.norm.weight.dtype)
-    embed_patches(patches, patch.weight, patch.bias, position, x)
+    embedded = F.linear(patches, weights.patch.weight, weights.patch.bias) + weights.position
+    x = embedded.to(weights.norm.weight.dtype).flatten(0, 1)
     delta = pending = None  # pending: the bias of the product that gave delta
     for layer in weights.layers:
         normed = layer_normed(x, delta, layer.norm1.weight, layer.norm1.bias, layer.qkv, pending)

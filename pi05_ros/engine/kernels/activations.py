@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from pi05_ros.engine.kernels.language import await_inputs, check_contiguous, early, jit, runs_triton, tl, triton
+from pi05_ros.engine.kernels.language import check_contiguous, jit, runs_triton, tl, triton
 
 BLOCK = 1024
 """Columns of a program: 8 to the thread, which is one 16-byte access in bfloat16."""
@@ -24,12 +24,11 @@ def geglu_plain(gate_up: Tensor, out: Tensor) -> None:
 def geglu_triton(gate_up: Tensor, out: Tensor) -> None:
     check_contiguous(gate_up=gate_up, out=out)
     rows, width = out.shape
-    _geglu[(triton.cdiv(width, BLOCK), rows)](gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=4, **early(out))
+    _geglu[(triton.cdiv(width, BLOCK), rows)](gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=4)
 
 
 @jit
-def _geglu(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    await_inputs(EARLY)
+def _geglu(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH

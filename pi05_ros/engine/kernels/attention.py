@@ -12,9 +12,7 @@ from torch import Tensor
 
 from pi05_ros.engine.kernels.language import (
     ROOMY,
-    await_inputs,
     check_contiguous,
-    early,
     jit_for_any,
     runs_triton,
     shared_memory,
@@ -49,7 +47,7 @@ def attend_triton(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, out:
     _attend[(triton.cdiv(rows, block), batch)](
         q, keys, values, lengths, out, rows, keys.stride(0), values.stride(0),
         D=head_dim, SCALE=head_dim**-0.5 * 1.4426950408889634, BM=block, BN=block_keys, STAGES=stages,
-        num_warps=warps, **early(q),
+        num_warps=warps,
     )  # fmt: skip
 
 
@@ -69,13 +67,11 @@ def _tiles(dtype: torch.dtype, batch: int, device: torch.device) -> tuple[int, i
 def _attend(
     q, keys, values, lengths, out, rows, keys_stride, values_stride,
     D: tl.constexpr, SCALE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: BM query rows of a sample against all its keys. SCALE contains log2(e): softmax runs on exp2.
 
     The scale is applied where the maximum is taken off: one multiply and add in the innermost loop.
     """
-    await_inputs(EARLY)
     sample = tl.program_id(1)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     row_ok = row < rows

@@ -16,9 +16,8 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-    from triton.language.extra.cuda import gdc_wait
 except ImportError:
-    triton = tl = gdc_wait = None
+    triton = tl = None
 
 AVAILABLE = triton is not None
 jit: Any = triton.jit if AVAILABLE else lambda function: function
@@ -53,28 +52,6 @@ def shared_memory(device: torch.device) -> int:
         return 0
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
-
-
-def early(x: Tensor) -> dict[str, bool]:
-    """Launch options of a short kernel that begins with ``await_inputs``.
-
-    Where the GPU can (compute capability 9.0), it is launched while the kernel before it in the stream ends, and waits
-    there: most of the time between two kernels goes.
-    """
-    return _early(x.device)
-
-
-@functools.cache
-def _early(device: torch.device) -> dict[str, bool]:
-    can = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
-    return {"EARLY": True, "launch_pdl": True} if can else {"EARLY": False}
-
-
-@jit
-def await_inputs(EARLY: tl.constexpr):
-    """Until all that came before in the stream is done and can be seen. Nothing of it may be touched earlier."""
-    if EARLY:
-        gdc_wait()
 
 
 def check_compiler() -> None:

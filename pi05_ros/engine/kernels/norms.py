@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from pi05_ros.engine.kernels.language import await_inputs, check_contiguous, early, jit, runs_triton, tl, triton
+from pi05_ros.engine.kernels.language import check_contiguous, jit, runs_triton, tl, triton
 from pi05_ros.model.gemma import RMS_NORM_EPS, normalize_rms
 from pi05_ros.model.siglip import LAYER_NORM_EPS
 
@@ -27,8 +27,7 @@ def add_rms_norm_plain(x: Tensor, delta: Tensor | None, scale: Tensor, out: Tens
 def add_rms_norm_triton(x: Tensor, delta: Tensor | None, scale: Tensor, out: Tensor) -> None:
     check_contiguous(x=x, delta=delta, scale=scale, out=out)
     rows, width = x.shape
-    options = {"EPS": RMS_NORM_EPS, **whole_row(width), **early(x)}
-    _add_rms_norm[(rows,)](x, delta, scale, out, WIDTH=width, **options)
+    _add_rms_norm[(rows,)](x, delta, scale, out, WIDTH=width, EPS=RMS_NORM_EPS, **whole_row(width))
 
 
 def add_layer_norm(
@@ -56,7 +55,7 @@ def add_layer_norm_triton(
 ) -> None:
     check_contiguous(x=x, delta=delta, weight=weight, bias=bias, out=out, delta_bias=delta_bias)
     rows, width = x.shape
-    options = {"EPS": LAYER_NORM_EPS, **whole_row(width), **early(x)}
+    options = {"EPS": LAYER_NORM_EPS, **whole_row(width)}
     _add_layer_norm[(rows,)](x, delta, delta_bias, weight, bias, out, WIDTH=width, **options)
 
 
@@ -67,20 +66,15 @@ def whole_row(width: int) -> dict[str, int]:
 
 
 @jit
-def _add_rms_norm(
-    x, delta, scale, out, WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
-):
-    await_inputs(EARLY)
+def _add_rms_norm(x, delta, scale, out, WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     store_row(out, row, rms_normalized(x, delta, scale, row, WIDTH, EPS, BLOCK), WIDTH, BLOCK)
 
 
 @jit
 def _add_layer_norm(
-    x, delta, delta_bias, weight, bias, out, WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
-):  # fmt: skip
-    await_inputs(EARLY)
+    x, delta, delta_bias, weight, bias, out, WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     value = layer_normalized(x, delta, delta_bias, weight, bias, row, WIDTH, EPS, BLOCK)
     store_row(out, row, value, WIDTH, BLOCK)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pi05_ros.engine.kernels.language import await_inputs, check_contiguous, early, jit, runs_triton, tl, triton
+from pi05_ros.engine.kernels.language import check_contiguous, jit, runs_triton, tl, triton
 from pi05_ros.model.gemma import Rotary
 
 
@@ -52,7 +52,6 @@ def rotate_qkv_triton(qkv: Tensor, cos: Tensor, sin: Tensor, q_out: Tensor, k_ca
         BLOCK_HEADS=triton.next_power_of_2(heads + 2 * kv_heads),
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         num_warps=4,
-        **early(qkv),
     )
 
 
@@ -73,10 +72,8 @@ def _rotate_qkv(
     HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One program holds all heads of a position, as two tiles [head, coordinate]."""
-    await_inputs(EARLY)
     position = tl.program_id(0)
     batch = tl.program_id(1).to(tl.int64)
     row = batch * tl.num_programs(0) + position
