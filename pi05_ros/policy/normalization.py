@@ -57,3 +57,16 @@ class Normalizer:
         head = result[..., :dims] if self.mode == "MEAN_STD" else (result[..., :dims] + 1) / 2
         result[..., :dims] = head * self._factor[:dims] + self._offset[:dims]
         return result
+
+
+def outside_quantiles(x: np.ndarray, stats: FeatureStats) -> np.ndarray | None:
+    """bool [dims]: where x, [dims], lies outside of q01..q99. None: there are none, or not for every dimension.
+
+    Not a number lies outside. A dimension that never moved in training is given the rounding of float32.
+    """
+    low, high = stats.get("q01"), stats.get("q99")
+    if low is None or high is None or min(len(low), len(high)) < len(x):
+        return None
+    low, high = low[: len(x)], high[: len(x)]
+    rounding = np.finfo(np.float32).eps * np.maximum(np.abs(low), np.abs(high))
+    return ~((x >= low - rounding) & (x <= high + rounding))

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from pi05_ros.checkpoint import Checkpoint, load_model, read_checkpoint, read_norm_stats
@@ -33,7 +34,7 @@ from pi05_ros.policy.loading import (
     resolve_device,
 )
 from pi05_ros.policy.metadata import describe
-from pi05_ros.policy.normalization import Normalizer
+from pi05_ros.policy.normalization import Normalizer, outside_quantiles
 from pi05_ros.policy.observation import ActionChunk, Observation
 from pi05_ros.policy.profile import RobotProfile, load_profile
 from pi05_ros.policy.tokenizer import PromptTokenizer
@@ -334,6 +335,13 @@ class Policy:
     def horizon(self) -> int:
         """Rows of an action chunk."""
         return self.checkpoint.config.horizon
+
+    def unusual_state(self, state: np.ndarray) -> np.ndarray | None:
+        """bool [state_dim]: where a state, [state_dim] in robot units, lies outside of q01..q99 of what the checkpoint
+        was trained on. None: its statistics do not say.
+        """
+        stats = self.checkpoint.norm_stats
+        return None if stats is None else outside_quantiles(self.binding.transform.state_to_model(state), stats.state)
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class _Frames:
     newest_ns: int | None = None
     message: Any = None
     count: int = 0
+    corrupt: int = 0
+    corrupt_ns: int | None = None  # stamp of the one that was counted last
 
     def clear(self) -> None:
         self.newest_ns, self.message = None, None
@@ -141,6 +143,11 @@ class ObservationAssembler:
         with self._lock:
             return {name: (stream.count, stream.newest_ns) for name, stream in self._streams()}
 
+    def corrupt_frames(self) -> dict[str, int]:
+        """By camera name, frames so far that did not decode. One that is not used is not decoded, and not counted."""
+        with self._lock:
+            return {name: frames.corrupt for name, frames in self._frames.items()}
+
     def completes_set(self) -> bool:
         """True once, when every required camera has brought a frame since this was last true, going by stamps.
 
@@ -195,6 +202,8 @@ class ObservationAssembler:
             image = _decode(self._frames[name].camera, message)
             if isinstance(image, Problem):
                 problems.append(image)
+                if image.kind == "corrupt":
+                    self._count_corrupt(self._frames[name], stamps[name])
             else:
                 images[name] = image
         if problems:
@@ -267,6 +276,12 @@ class ObservationAssembler:
             stream.clear()
 
     # --- not under the lock ---
+
+    def _count_corrupt(self, frames: _Frames, stamp_ns: int) -> None:
+        """Once a frame: the same one is looked at again until the next has come."""
+        with self._lock:
+            if frames.corrupt_ns != stamp_ns:
+                frames.corrupt, frames.corrupt_ns = frames.corrupt + 1, stamp_ns
 
     def _state(
         self, samples: dict[str, tuple[JointSample, ...]], at_ns: int

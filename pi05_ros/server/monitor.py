@@ -121,6 +121,12 @@ class Monitor:
             self._revision += 1
             self._clients[kind] += change
 
+    @property
+    def clients(self) -> dict[str, int]:
+        """Clients that are there now, by kind."""
+        with self._lock:
+            return {kind: self._clients[kind] for kind in CLIENTS}
+
     def close(self) -> None:
         """The server ends: who follows the events is let go."""
         self._closed = True
@@ -143,7 +149,7 @@ class Monitor:
         subject = self._describe(policy)
         with self._lock:
             frame, latencies = self._frame, list(self._latencies)
-            counts, clients, refusals = dict(self._counts), dict(self._clients), list(self._refusals)
+            counts, refusals = dict(self._counts), list(self._refusals)
         ends = ("answered", "failed", "late", "turned_away", "cancelled", "refused", "cache_hits", "cache_misses")
         columns = zip(*latencies, strict=True) if latencies else [()] * (len(STAGES) + 3)
         time_column, *stage_columns, batch_sizes, hits = columns
@@ -155,7 +161,7 @@ class Monitor:
             "metadata": subject and subject.metadata,
             "counts": {end: counts.get(end, 0) for end in ends},
             "engine": policy and policy.engine.stats(),
-            "clients": {kind: clients.get(kind, 0) for kind in CLIENTS},
+            "clients": self.clients,
             "last": frame and subject and _describe_frame(frame, subject),
             "latencies": {
                 "time": [round(moment, 3) for moment in time_column],

@@ -86,6 +86,16 @@ class Sidecar:
             raise Pi05Error(f"The server on {self.url} did not start; the log says why.")
         logger.info("Serving on %s", self.url)
 
+    @property
+    def serving(self) -> bool:
+        """False before start, after close, and if the server has failed."""
+        return self._thread.is_alive()
+
+    @property
+    def clients(self) -> dict[str, int]:
+        """Clients that are connected now, by kind: "http", "realtime", "openpi"."""
+        return self._service.monitor.clients
+
     def close(self, timeout: float = 5.0) -> None:
         """Begin nothing more, let what is in flight end within half of the timeout, refuse the rest, break off what
         does not even take that, and join. Idempotent.

@@ -544,6 +544,27 @@ def test_openpi_deltas_are_added_to_the_state(openpi: Path) -> None:
     assert np.allclose(difference[:, grippers], 0)
 
 
+def test_a_state_is_unusual_where_the_checkpoint_has_seen_no_such(lerobot: Path, openpi: Path) -> None:
+    """By the statistics of the model's own convention: those of a checkpoint that is adapted have its signs."""
+    with load(openpi, adapt_to_pi=False) as policy:
+        stats = policy.checkpoint.norm_stats
+        assert stats is not None
+        middle = ((stats.state["q01"] + stats.state["q99"]) / 2)[:14]
+        assert (policy.unusual_state(middle) == np.zeros(14, bool)).all()
+        middle[1], middle[7] = stats.state["q99"][1] + 0.1, np.nan
+        assert np.flatnonzero(policy.unusual_state(middle)).tolist() == [1, 7]
+    with load(openpi, adapt_to_pi=True) as policy:
+        shoulder = np.zeros(14)
+        shoulder[1] = -stats.state["q99"][1] - 0.1  # flipped by the transform
+        flipped = policy.binding.transform.state_to_model(shoulder)
+        assert flipped[1] > stats.state["q99"][1]
+        unusual = policy.unusual_state(shoulder)
+        assert unusual is not None
+        assert unusual[1]
+    with load(lerobot, normalization="none") as policy:
+        assert policy.unusual_state(STATE) is None
+
+
 def test_adapt_to_pi_is_never_guessed(lerobot: Path, openpi: Path) -> None:
     with pytest.raises(ProfileError, match="adapt_to_pi: an openpi checkpoint on robot 'aloha_ros2' needs it said"):
         load(openpi)

@@ -395,6 +395,7 @@ def test_a_corrupt_frame_is_told_from_a_wrong_encoding() -> None:
     assembler.add_image("cam_high", NOW, CompressedImage("jpeg", whole[:-30]))
     assert refusal(assembler).key == (("cam_high", "corrupt"),)
     assert refusal(assembler).has("corrupt")
+    assert assembler.corrupt_frames() == {"cam_high": 1, "cam_left_wrist": 0, "cam_right_wrist": 0}, "looked at twice"
     assembler.add_image("cam_high", NOW, CompressedImage("jpeg", whole))
     assert (observation(assembler).images["cam_high"] == 9).all()
 
