@@ -38,6 +38,10 @@ class Normalizer:
         """Dimensions that the statistics cover, None if they are not used."""
         return None if self.mode == "IDENTITY" else len(self._offset)
 
+    def constant(self, dims: int) -> np.ndarray:
+        """bool [dims]: where the data had one value only; every normalised number stands for it there."""
+        return np.zeros(dims, bool) if self.mode == "IDENTITY" else self._divisor[:dims] <= OPENPI_EPS
+
     def normalize(self, x: np.ndarray) -> np.ndarray:
         """[..., dims] in robot units -> normalised. Statistics that are longer than x are cut to it."""
         if self.mode == "IDENTITY":

@@ -255,6 +255,17 @@ class Policy:
             [self._prepare(observation, **own) for observation, own in zip(observations, options, strict=True)]
         )
 
+    def actions_to_model(self, actions: Any, state: Any) -> np.ndarray:
+        """What the model would have had to say for these actions: the way back of a chunk, for guidance (``rtc``).
+
+        actions: [rows, action_dim] in robot units, as ``ActionChunk.actions`` has them. state: the robot's state
+            [state_dim] in the observation that the result goes with; relative actions are relative to it.
+
+        Returns float32 [rows, 32], normalised model space; what the robot has no use for is 0, and so are dimensions
+        that were constant in the training data. Raises ObservationError that names the field.
+        """
+        return self._translator.actions_to_model(actions, state)
+
     def watch(self, listener: Listener) -> None:
         """Tell it of every request that ends from now on, whoever submitted it: answered, failed, late or cancelled.
 

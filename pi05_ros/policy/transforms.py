@@ -21,14 +21,23 @@ def absolute_actions(actions: np.ndarray, state: np.ndarray, relative: np.ndarra
     return actions + np.where(relative, state, np.zeros_like(state))
 
 
+def relative_actions(actions: np.ndarray, state: np.ndarray, relative: np.ndarray) -> np.ndarray:
+    """Inverse of ``absolute_actions``."""
+    state = state[: len(relative)]
+    return actions - np.where(relative, state, np.zeros_like(state))
+
+
 class RobotTransform(Protocol):
-    """Both directions keep float64 where they get it; arrays are not changed in place."""
+    """All directions keep float64 where they get it; arrays are not changed in place."""
 
     def state_to_model(self, state: np.ndarray) -> np.ndarray:
         """Robot state [dims] -> pi's conventions, not yet normalised."""
 
     def actions_to_robot(self, actions: np.ndarray) -> np.ndarray:
         """Absolute actions [horizon, dims] in pi's conventions -> the robot's."""
+
+    def actions_to_model(self, actions: np.ndarray) -> np.ndarray:
+        """Inverse of ``actions_to_robot``: absolute actions [horizon, dims] of the robot -> pi's conventions."""
 
     def observation(self, message: Mapping[str, Any]) -> Observation:
         """An observation as openpi's clients write it."""
@@ -41,6 +50,9 @@ class IdentityTransform:
         return state
 
     def actions_to_robot(self, actions: np.ndarray) -> np.ndarray:
+        return actions
+
+    def actions_to_model(self, actions: np.ndarray) -> np.ndarray:
         return actions
 
     def observation(self, message: Mapping[str, Any]) -> Observation:
@@ -81,7 +93,6 @@ class AlohaTransform(IdentityTransform):
         return actions
 
     def actions_to_model(self, actions: np.ndarray) -> np.ndarray:
-        """Inverse of ``actions_to_robot``, as training data goes in."""
         if not self.adapt_to_pi:
             return actions
         actions = actions * _SIGNS

@@ -28,7 +28,7 @@ from pi05_ros.policy.normalization import Normalizer
 from pi05_ros.policy.observation import ActionChunk, Observation
 from pi05_ros.policy.prompt import clean, prompt_text
 from pi05_ros.policy.tokenizer import PromptTokenizer
-from pi05_ros.policy.transforms import absolute_actions
+from pi05_ros.policy.transforms import absolute_actions, relative_actions
 
 MAX_STEPS = 1000
 MAX_PRIORITY = 1_000_000
@@ -91,6 +91,23 @@ class Translator:
             graphs=as_switch("graphs", graphs),
         )
         return request, partial(self._finish, observation, request.num_steps, state)
+
+    def actions_to_model(self, actions: Any, state: Any) -> np.ndarray:
+        """See ``Policy.actions_to_model``."""
+        binding = self._binding
+        rows = as_numbers("actions", actions)
+        if rows.ndim != 2 or rows.shape[1] != binding.action_dim:
+            raise ObservationError("actions", f"expected [rows, {binding.action_dim}], got {list(rows.shape)}")
+        state = as_vector("state", state, binding.state_dim, exact=not binding.raw)
+        rows = binding.transform.actions_to_model(rows.astype(np.float64))
+        if binding.delta_mask is not None:
+            rows = relative_actions(rows, binding.transform.state_to_model(state), binding.delta_mask)
+        normalizer = self._normalizers["action"]
+        result = np.zeros((len(rows), self._checkpoint.config.action_dim), np.float32)
+        # Divided by next to nothing, what is left of rounding would become an enormous number that means nothing.
+        constant = normalizer.constant(binding.action_dim)
+        result[:, : binding.action_dim] = np.where(constant, 0.0, normalizer.normalize(rows))
+        return result
 
     def _images(self, observation: Observation) -> tuple[np.ndarray, ...]:
         """Images of the cameras that are there, in model order."""
