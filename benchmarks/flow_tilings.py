@@ -17,7 +17,6 @@ import statistics
 import torch
 
 from pi05_ros.checkpoint import random_model
-from pi05_ros.engine.kernels import denoise_buffers
 from pi05_ros.engine.kernels.denoise import DenoiseInputs, Flow, denoise_plain, denoise_triton
 from pi05_ros.engine.kernels.denoise_buffers import DenoiseBuffers, Tiling
 from pi05_ros.engine.packed import pack
@@ -27,12 +26,16 @@ from pi05_ros.model.gemma import rotary
 
 POSITIONS = 968
 NEIGHBOURS = (
-    {"stages": 4},
-    {"stages": 3, "inner": 128},
+    {"stages": 5},
+    {"inner": 64, "stages": 6},
     {"columns": 64},
+    {"parts": 1, "part_columns": 16, "part_inner": 128, "part_stages": 8},
+    {"parts": 1, "part_columns": 32, "part_inner": 128, "part_stages": 6},
     {"parts": 4, "part_columns": 32},
+    {"part_inner": 128, "part_stages": 4},
     {"query_rows": 64},
-    {"block_keys": 32},
+    {"block_keys": 64, "attention_stages": 3},
+    {"combined_rows": 4},
     {"warps": 4},
 )
 
@@ -67,12 +70,7 @@ class Case:
 
     def time(self, tiling: Tiling, repeats: int) -> tuple[float, float, float]:
         """Median and largest milliseconds, and the relative difference from the plain twin."""
-        original = denoise_buffers.Tiling.of
-        denoise_buffers.Tiling.of = staticmethod(lambda *_: tiling)  # type: ignore[method-assign]
-        try:
-            buffers = DenoiseBuffers.allocate(self.flow.weights, self.flow.keys, self.noise.shape[1])
-        finally:
-            denoise_buffers.Tiling.of = original  # type: ignore[method-assign]
+        buffers = DenoiseBuffers.allocate(self.flow.weights, self.flow.keys, self.noise.shape[1], tiling)
 
         def run() -> None:
             x_t.copy_(self.noise)

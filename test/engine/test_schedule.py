@@ -36,6 +36,20 @@ def test_modulations_are_the_norms_own(precision: str, grid: str, steps: int) ->
             torch.testing.assert_close(gate, own_gate[0, 0], rtol=tolerance, atol=tolerance)
 
 
+@torch.no_grad()
+def test_shifts_as_the_products_see_them() -> None:
+    model = tiny_model()
+    schedule = make_schedule(model, 3, "lerobot")
+    for index, layer in enumerate(model.expert.layers):
+        attention, mlp = layer.self_attn, layer.mlp
+        for shift, table, products in (
+            (schedule.modulations[:, 2 * index, 1], schedule.qkv_shifts, ("q_proj", "k_proj", "v_proj")),
+            (schedule.modulations[:, 2 * index + 1, 1], schedule.gate_up_shifts, ("gate_proj", "up_proj")),
+        ):
+            parts = [getattr(attention if "q_proj" in products else mlp, name)(shift) for name in products]
+            torch.testing.assert_close(table[:, index], torch.cat(parts, dim=-1))
+
+
 @pytest.mark.parametrize("steps", [1, 3, 10])
 def test_the_guidance_of_each_step(steps: int) -> None:
     schedule = make_schedule(tiny_model(), steps, "lerobot")

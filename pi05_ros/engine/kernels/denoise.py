@@ -32,6 +32,7 @@ from pi05_ros.engine.kernels.denoise_phases import (
     rope_rows,
     split_product,
     start,
+    whole_product,
 )
 from pi05_ros.engine.kernels.language import jit_for_any, runs_triton, tl, triton
 from pi05_ros.engine.packed import ExpertWeights
@@ -39,6 +40,7 @@ from pi05_ros.engine.schedule import Schedule
 from pi05_ros.model.gemma import MASKED, Rotary, normalize_rms
 
 LAYER_PHASES = ("qkv", "attend", "combine", "out", "merge_attention", "gate_up", "down", "merge_mlp")
+"""Where products are taken whole, the two merges are empty."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,9 @@ def _denoise(
     keys, values,
     # weights, see ExpertWeights; the schedule, see Schedule
     w_qkv, w_out, w_gate_up, w_down, action_in, action_in_bias, action_out, action_out_bias,
-    modulations, times, guidance, dt, cos, sin,
+    modulations, qkv_shifts, gate_up_shifts, times, guidance, dt, cos, sin,
     # scratch, see DenoiseBuffers
-    x, h, q, attended, hidden, parts, part, part_max, part_sum, row_cos, row_sin, counter,
+    x, h, q, attended, hidden, parts, squares, part, part_max, part_sum, row_cos, row_sin, counter,
     # sizes
     rows, horizon, width, out_inputs, down_inputs, capacity, stretches, stretch_keys, first_step, end_step, steps,
     first_layer, end_layer,
@@ -104,20 +106,22 @@ def _denoise(
     heads_width: tl.constexpr = HEADS * D
     qkv_size: tl.constexpr = (HEADS + 2) * D * W
     out_size: tl.constexpr = HEADS * D * W
+    TILES: tl.constexpr = W // BN_PARTS if PARTS == 1 else 0  # of a row of squares
     # Keys that the program's first tile of attention may see; read here, because every layer needs it at once.
     sample = here(ONLY) // stretches // tl.cdiv(horizon * HEADS, BQ)
     first_count = tl.load(lengths + tl.minimum(sample, rows // horizon - 1)) + horizon
     if ONLY == "all" or ONLY == "start":
         rope_rows(here(ONLY), programs, rows, horizon, lengths, cos, sin, row_cos, row_sin, D // 2)
-        start(here(ONLY), programs, rows, x_t, action_in, action_in_bias, modulations, x, h, A, W)
+        start(here(ONLY), programs, rows, x_t, action_in, action_in_bias, modulations, x, h, squares, A, W, TILES)
     for step in range(first_step, end_step):
         modulation = modulations + step * (2 * LAYERS + 1) * norm
         for layer in range(first_layer, end_layer):
             cached = layer * (rows // horizon) * capacity * D
             arrivals = barrier(counter, arrivals, programs, ONLY)
             if ONLY == "all" or ONLY == "qkv":
-                qkv(here(ONLY), programs, rows, horizon, width, h, w_qkv + layer * qkv_size, row_cos, row_sin, lengths,
-                    q, keys + cached, values + cached, capacity, W, HEADS, D, BM, BN, BK, STAGES)  # fmt: skip
+                qkv(here(ONLY), programs, rows, horizon, width, h, squares, w_qkv + layer * qkv_size,
+                    qkv_shifts + (step * LAYERS + layer) * (HEADS + 2) * D, row_cos, row_sin, lengths, q, keys + cached,
+                    values + cached, capacity, W, HEADS, D, TILES, BM, BN, BK, STAGES)  # fmt: skip
             arrivals = barrier(counter, arrivals, programs, ONLY)
             if ONLY == "all" or ONLY == "attend":
                 attend(here(ONLY), programs, rows, horizon, q, keys + cached, values + cached, lengths, first_count,
@@ -128,32 +132,42 @@ def _denoise(
                 combine(here(ONLY), programs, rows, part, part_max, part_sum, stretches, attended, HEADS, D, STRETCHES,
                         COMBINED)  # fmt: skip
             arrivals = barrier(counter, arrivals, programs, ONLY)
-            if ONLY == "all" or ONLY == "out":
+            if PARTS == 1 and (ONLY == "all" or ONLY == "out"):
+                whole_product(here(ONLY), programs, rows, out_inputs, attended, w_out + layer * out_size,
+                              modulation + 2 * layer * norm, x, h, squares, heads_width, W, BM, BN_PARTS, BK_PARTS,
+                              STAGES_PARTS)  # fmt: skip
+            if PARTS > 1 and (ONLY == "all" or ONLY == "out"):
                 split_product(here(ONLY), programs, rows, out_inputs, attended, w_out + layer * out_size, parts,
                               heads_width, W, PARTS, BM, BN_PARTS, BK_PARTS, STAGES_PARTS)  # fmt: skip
-            if ONLY == "all" or ONLY == "merge_attention":
+            if PARTS > 1 and (ONLY == "all" or ONLY == "merge_attention"):
                 gate, scale, shift = modulation_of(modulation + 2 * layer * norm, W)
-            arrivals = barrier(counter, arrivals, programs, ONLY)
-            if ONLY == "all" or ONLY == "merge_attention":
+                arrivals = barrier(counter, arrivals, programs, ONLY)
                 merge(here(ONLY), programs, rows, parts, x, h, gate, scale, shift, PARTS, W, MERGED)
             arrivals = barrier(counter, arrivals, programs, ONLY)
             if ONLY == "all" or ONLY == "gate_up":
-                gate_up(here(ONLY), programs, rows, width, h, w_gate_up + layer * (2 * F * W), hidden, W, F, BM,
-                        BN_GATE, BK, STAGES)  # fmt: skip
+                gate_up(here(ONLY), programs, rows, width, h, squares, w_gate_up + layer * (2 * F * W),
+                        gate_up_shifts + (step * LAYERS + layer) * 2 * F, hidden, W, F, TILES, BM, BN_GATE, BK,
+                        STAGES)  # fmt: skip
             arrivals = barrier(counter, arrivals, programs, ONLY)
-            if ONLY == "all" or ONLY == "down":
+            if PARTS == 1 and (ONLY == "all" or ONLY == "down"):
+                whole_product(here(ONLY), programs, rows, down_inputs, hidden, w_down + layer * (F * W),
+                              modulation + (2 * layer + 1) * norm, x, h, squares, F, W, BM, BN_PARTS, BK_PARTS,
+                              STAGES_PARTS)  # fmt: skip
+            if PARTS > 1 and (ONLY == "all" or ONLY == "down"):
                 split_product(here(ONLY), programs, rows, down_inputs, hidden, w_down + layer * (F * W), parts, F, W,
                               PARTS, BM, BN_PARTS, BK_PARTS, STAGES_PARTS)  # fmt: skip
-            if ONLY == "all" or ONLY == "merge_mlp":
+            if PARTS > 1 and (ONLY == "all" or ONLY == "merge_mlp"):
                 gate, scale, shift = modulation_of(modulation + (2 * layer + 1) * norm, W)
+                arrivals = barrier(counter, arrivals, programs, ONLY)
+                if layer < LAYERS - 1:
+                    merge(here(ONLY), programs, rows, parts, x, h, gate, scale, shift, PARTS, W, MERGED)
+        if PARTS == 1:
             arrivals = barrier(counter, arrivals, programs, ONLY)
-            if (ONLY == "all" or ONLY == "merge_mlp") and layer < LAYERS - 1:
-                merge(here(ONLY), programs, rows, parts, x, h, gate, scale, shift, PARTS, W, MERGED)
         if ONLY == "all" or ONLY == "finish":
             finish(here(ONLY), programs, rows, horizon, parts, modulation + (2 * LAYERS - 1) * norm,
-                   modulation + (2 * LAYERS + 1) * norm, x, h, x_t, action_in, action_in_bias, action_out,
+                   modulation + (2 * LAYERS + 1) * norm, x, h, squares, x_t, action_in, action_in_bias, action_out,
                    action_out_bias, previous, pull, max_weight, tl.load(times + step), tl.load(guidance + step), dt,
-                   step + 1 < steps, PARTS, A, W)  # fmt: skip
+                   step + 1 < steps, PARTS, A, W, TILES)  # fmt: skip
 
 
 def denoise(flow: Flow, buffers: DenoiseBuffers) -> None:
@@ -190,8 +204,9 @@ def _launch(flow: Flow, buffers: DenoiseBuffers, only: str, steps: tuple[int, in
         inputs.x_t, inputs.lengths, inputs.previous, inputs.pull, inputs.max_weight, flow.keys, flow.values,
         weights.qkv, weights.out, weights.gate_up, weights.down,
         weights.action_in, weights.action_in_bias, weights.action_out, weights.action_out_bias,
-        schedule.modulations, schedule.times, schedule.guidance, schedule.dt, *flow.rope,
-        buffers.x, buffers.h, buffers.q, buffers.attended, buffers.hidden, buffers.parts,
+        schedule.modulations, schedule.qkv_shifts, schedule.gate_up_shifts,
+        schedule.times, schedule.guidance, schedule.dt, *flow.rope,
+        buffers.x, buffers.h, buffers.q, buffers.attended, buffers.hidden, buffers.parts, buffers.squares,
         buffers.part, buffers.part_max, buffers.part_sum, buffers.row_cos, buffers.row_sin, buffers.counter,
         batch * horizon, horizon, width, heads_width // tiling.parts, mlp // tiling.parts,
         capacity, stretches, tiling.keys, *steps, schedule.steps, *layers,

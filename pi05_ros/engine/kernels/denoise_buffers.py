@@ -17,8 +17,8 @@ class Tiling:
 
     rows, columns, inner: a tile of a product, and how much of the inner dimension is in one of its ``stages``.
     gate_columns: columns where gate and up lie side by side.
-    parts: stretches of the inner dimension of a product that is summed afterwards; part_columns, part_inner,
-    part_stages: columns, inner and stages of such a product.
+    parts: stretches of the inner dimension of the products that are added to the residual stream, summed in a phase
+    of their own; 1: they are taken whole, without that phase. part_columns, part_inner, part_stages: of these products.
     query_rows, keys: a tile of attention; block_keys, attention_stages: how its keys are taken.
     merged_rows, combined_rows: rows that a program takes at once where sums are taken. warps: of a program.
     """
@@ -131,7 +131,10 @@ _TEST_MODELS = Tiling(
 
 @dataclass(frozen=True)
 class DenoiseBuffers:
-    """Scratch of the kernel, for one shape of batch: M = B * H rows, S stretches of keys, P parts of a product."""
+    """Scratch of the kernel, for one shape of batch: M = B * H rows, S stretches of keys, P parts of a product.
+
+    squares: [M, tiles], of a row of x the sum of squares over each tile's columns; where products are taken whole.
+    """
 
     x: Tensor
     h: Tensor
@@ -139,6 +142,7 @@ class DenoiseBuffers:
     attended: Tensor
     hidden: Tensor
     parts: Tensor
+    squares: Tensor
     part: Tensor
     part_max: Tensor
     part_sum: Tensor
@@ -152,12 +156,15 @@ class DenoiseBuffers:
         return [value for value in vars(self).values() if isinstance(value, Tensor)]
 
     @staticmethod
-    def allocate(weights: ExpertWeights, keys: Tensor, horizon: int) -> DenoiseBuffers:
-        """keys: the cache [layers, B, capacity, D], whose capacity leaves room for the horizon."""
+    def allocate(weights: ExpertWeights, keys: Tensor, horizon: int, tiling: Tiling | None = None) -> DenoiseBuffers:
+        """keys: the cache [layers, B, capacity, D], whose capacity leaves room for the horizon.
+
+        tiling: None for that of ``Tiling.of``.
+        """
         _, batch, capacity, head_dim = keys.shape
         width, heads_width, mlp = weights.out.shape[1], weights.out.shape[2], weights.down.shape[2]
         rows, dtype, device = batch * horizon, keys.dtype, keys.device
-        tiling = Tiling.of(rows, dtype, width, device)
+        tiling = tiling or Tiling.of(rows, dtype, width, device)
         stretches = -(-capacity // tiling.keys)
         query_rows = rows * heads_width // head_dim
 
@@ -170,7 +177,8 @@ class DenoiseBuffers:
             q=scratch(rows, heads_width, dtype=dtype),
             attended=scratch(rows, heads_width, dtype=dtype),
             hidden=scratch(rows, mlp, dtype=dtype),
-            parts=scratch(tiling.parts, rows, width),
+            parts=scratch(tiling.parts if tiling.parts > 1 else 0, rows, width),
+            squares=scratch(rows if tiling.parts == 1 else 0, width // tiling.part_columns),
             part=scratch(stretches, query_rows, head_dim),
             part_max=scratch(stretches, query_rows),
             part_sum=scratch(stretches, query_rows),

@@ -12,6 +12,9 @@ Phases (W expert width, D head width, M = B * H rows):
     down       as out                                                   tiles of (columns, stretch)
     finish     merge, then x_t += dt * action_out(h), and start         one row a program
 
+Where out and down are taken whole, they do what merge does but for the norm, which needs the whole row: h is x scaled
+and not yet normalised, and qkv and gate_up multiply their results by 1 / rms(x) and add what the norm's shift becomes.
+
 A phase takes every programs-th of its tiles. Nothing here knows of barriers but ``barrier``.
 """
 
@@ -101,14 +104,35 @@ def tile_product(
 
 
 @jit
-def start_rows(row, row_ok, x_t, w_in, b_in, modulation, x, h, A: tl.constexpr, W: tl.constexpr):
-    """x = action_in(x_t) and its first norm. w_in: [A, W]. modulation: of the norm, [3, W]."""
+def normed_product(h, squares, row, row_ok, w, shifts, col, count, W: tl.constexpr, TILES: tl.constexpr,
+                   BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """norm(x)[row] @ w[col].T. TILES 0: h is norm(x). shifts: [N], the norm's shift @ w.T."""
+    if TILES > 0:  # asked for before the product, used after it
+        at = row[:, None] * TILES + tl.arange(0, TILES)[None, :]
+        square = tl.sum(tl.load(squares + at, mask=row_ok[:, None], other=0.0), 1)
+        shift = tl.load(shifts + col)
+    product = tile_product(h, W, row, row_ok, w, W, col, 0, count, BM, BN, BK, STAGES)
+    if TILES > 0:
+        product = product * tl.rsqrt(square / W + _EPS)[:, None] + shift[None, :]
+    return product
+
+
+@jit
+def start_rows(row, row_ok, x_t, w_in, b_in, modulation, x, h, squares, A: tl.constexpr, W: tl.constexpr,
+               TILES: tl.constexpr):  # fmt: skip
+    """x = action_in(x_t) and its first norm, or what stands for it (squares). w_in: [A, W]. modulation: [3, W]."""
     col = tl.arange(0, W)[None, :]
     y = tl.load(b_in + col).to(tl.float32)
     for a in tl.static_range(A):
         y += tl.load(x_t + row * A + a, mask=row_ok, other=0.0) * tl.load(w_in + a * W + col).to(tl.float32)
     tl.store(x + row * W + col, y, mask=row_ok)
-    normed = rms_modulated(y, tl.load(modulation + col), tl.load(modulation + W + col), W)
+    scale = tl.load(modulation + col)
+    if TILES > 0:
+        normed = y * (1.0 + scale)
+        tile = tl.arange(0, TILES)[None, :]
+        tl.store(squares + row * TILES + tile, tl.where(tile == 0, tl.sum(y * y, 1, keep_dims=True), 0.0), mask=row_ok)
+    else:
+        normed = rms_modulated(y, scale, tl.load(modulation + W + col), W)
     tl.store(h + row * W + col, normed.to(h.dtype.element_ty), mask=row_ok)
 
 
@@ -140,10 +164,11 @@ def rope_rows(program, programs, rows, horizon, lengths, cos, sin, row_cos, row_
 
 
 @jit
-def start(program, programs, rows, x_t, w_in, b_in, modulation, x, h, A: tl.constexpr, W: tl.constexpr):
+def start(program, programs, rows, x_t, w_in, b_in, modulation, x, h, squares, A: tl.constexpr, W: tl.constexpr,
+          TILES: tl.constexpr):  # fmt: skip
     for first in range(program, rows, programs):
         row = first + tl.arange(0, 1)[:, None]
-        start_rows(row, row < rows, x_t, w_in, b_in, modulation, x, h, A, W)
+        start_rows(row, row < rows, x_t, w_in, b_in, modulation, x, h, squares, A, W, TILES)
 
 
 @jit
@@ -167,9 +192,9 @@ def merge(program, programs, rows, parts, x, h, gate, scale, shift, PARTS: tl.co
 
 
 @jit
-def finish(program, programs, rows, horizon, parts, modulation, next_modulation, x, h, x_t, w_in, b_in, w_out, b_out,
-            previous, pull, max_weight, time, weight, dt, again, PARTS: tl.constexpr, A: tl.constexpr,
-            W: tl.constexpr):  # fmt: skip
+def finish(program, programs, rows, horizon, parts, modulation, next_modulation, x, h, squares, x_t, w_in, b_in, w_out,
+            b_out, previous, pull, max_weight, time, weight, dt, again, PARTS: tl.constexpr, A: tl.constexpr,
+            W: tl.constexpr, TILES: tl.constexpr):  # fmt: skip
     """The velocity at x_t, guided by the previous chunk where pull is not 0 (model/rtc.py), and one Euler step."""
     block: tl.constexpr = 16 if A % 16 == 0 else 1
     col = tl.arange(0, W)[None, :]
@@ -178,7 +203,8 @@ def finish(program, programs, rows, horizon, parts, modulation, next_modulation,
         strength = tl.load(pull + first_row)
         bound = tl.minimum(weight, tl.load(max_weight + first_row // horizon))
         gate, scale, shift = modulation_of(modulation, W)
-        y = rms_modulated(merged_rows(row, row < rows, rows, parts, gate, x, PARTS, W), scale, shift, W)
+        y = tl.load(x + row * W + col) if TILES > 0 else merged_rows(row, row < rows, rows, parts, gate, x, PARTS, W)
+        y = rms_modulated(y, scale, shift, W)
         y = y.to(h.dtype.element_ty).to(tl.float32)  # rounded as every norm's result
         for first in tl.static_range(0, A, block):
             a = first + tl.arange(0, block)
@@ -190,7 +216,7 @@ def finish(program, programs, rows, horizon, parts, modulation, next_modulation,
             tl.store(x_t + first_row * A + a, at + dt * (velocity - bound * correction))
         if again:
             tl.debug_barrier()
-            start_rows(row, row < rows, x_t, w_in, b_in, next_modulation, x, h, A, W)
+            start_rows(row, row < rows, x_t, w_in, b_in, next_modulation, x, h, squares, A, W, TILES)
 
 
 @jit
@@ -204,9 +230,9 @@ def qkv_columns(tile, HEADS: tl.constexpr, D: tl.constexpr, BN: tl.constexpr):
 
 
 @jit
-def qkv(program, programs, rows, horizon, count, h, w, row_cos, row_sin, lengths, q, keys, values, capacity,
-        W: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-        STAGES: tl.constexpr):  # fmt: skip
+def qkv(program, programs, rows, horizon, count, h, squares, w, shifts, row_cos, row_sin, lengths, q, keys, values,
+        capacity, W: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr,
+        BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     half: tl.constexpr = BN // 2
     n_tiles: tl.constexpr = (HEADS + 2) * (D // BN)
     for tile in range(program, n_tiles * tl.cdiv(rows, BM), programs):
@@ -219,7 +245,7 @@ def qkv(program, programs, rows, horizon, count, h, w, row_cos, row_sin, lengths
         c = tl.load(row_cos + row[:, None] * (D // 2) + j[None, :], mask=rotated, other=1.0)
         s = tl.load(row_sin + row[:, None] * (D // 2) + j[None, :], mask=rotated, other=0.0)
         length = tl.load(lengths + row // horizon, mask=row_ok, other=0)
-        product = tile_product(h, W, row, row_ok, w, W, col, 0, count, BM, BN, BK, STAGES)
+        product = normed_product(h, squares, row, row_ok, w, shifts, col, count, W, TILES, BM, BN, BK, STAGES)
         first, second = tl.split(tl.reshape(product, (BM, half, 2)))
         cached = (row // horizon * capacity + length + row % horizon)[:, None] * D + j[None, :]
         if head < HEADS:
@@ -320,6 +346,24 @@ def split_product(program, programs, rows, count, a, w, parts, K: tl.constexpr, 
 
 
 @jit
+def whole_product(program, programs, rows, count, a, w, modulation, x, h, squares, K: tl.constexpr, W: tl.constexpr,
+                  BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """x += gate * (a @ w.T), and what stands for the norm that follows. modulation: [2, 3, W], of both norms."""
+    n_tiles: tl.constexpr = W // BN
+    for tile in range(program, n_tiles * tl.cdiv(rows, BM), programs):
+        col = tile % n_tiles * BN + tl.arange(0, BN)
+        row = tile // n_tiles * BM + tl.arange(0, BM)
+        row_ok = row < rows
+        at, ok = row[:, None] * W + col[None, :], row_ok[:, None]
+        gate, scale = tl.load(modulation + 2 * W + col)[None, :], tl.load(modulation + 3 * W + col)[None, :]
+        before = tl.load(x + at, mask=ok, other=0.0)
+        y = before + tile_product(a, K, row, row_ok, w, K, col, 0, count, BM, BN, BK, STAGES) * gate
+        tl.store(x + at, y, mask=ok)
+        tl.store(h + at, (y * (1.0 + scale)).to(h.dtype.element_ty), mask=ok)
+        tl.store(squares + row * n_tiles + tile % n_tiles, tl.sum(y * y, 1), mask=row_ok)
+
+
+@jit
 def gate_up_columns(tile, F: tl.constexpr, BN: tl.constexpr):
     """Rows of Wgate and Wup of a tile: 2 j is gate j, 2 j + 1 is up j."""
     first = tile % (F // (BN // 2)) * (BN // 2)
@@ -328,15 +372,16 @@ def gate_up_columns(tile, F: tl.constexpr, BN: tl.constexpr):
 
 
 @jit
-def gate_up(program, programs, rows, count, h, w, hidden, W: tl.constexpr, F: tl.constexpr, BM: tl.constexpr,
-             BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+def gate_up(program, programs, rows, count, h, squares, w, shifts, hidden, W: tl.constexpr, F: tl.constexpr,
+            TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+            STAGES: tl.constexpr):  # fmt: skip
     half: tl.constexpr = BN // 2
     n_tiles: tl.constexpr = F // half
     for tile in range(program, n_tiles * tl.cdiv(rows, BM), programs):
         first, col = gate_up_columns(tile, F, BN)
         row = tile // n_tiles * BM + tl.arange(0, BM)
         row_ok = row < rows
-        product = tile_product(h, W, row, row_ok, w, W, col, 0, count, BM, BN, BK, STAGES)
+        product = normed_product(h, squares, row, row_ok, w, shifts, col, count, W, TILES, BM, BN, BK, STAGES)
         gate, up = tl.split(tl.reshape(product, (BM, half, 2)))
         y = (gelu_tanh(gate) * up).to(hidden.dtype.element_ty)
         tl.store(hidden + row[:, None] * F + (first + tl.arange(0, half))[None, :], y, mask=row_ok[:, None])

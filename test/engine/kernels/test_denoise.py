@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pi05_ros.checkpoint.random_weights import random_model
-from pi05_ros.engine.kernels.denoise import DenoiseBuffers, DenoiseInputs, Flow, denoise_plain, denoise_triton
+from pi05_ros.engine.kernels.denoise import DenoiseInputs, Flow, denoise_plain, denoise_triton
+from pi05_ros.engine.kernels.denoise_buffers import DenoiseBuffers, Tiling
 from pi05_ros.engine.packed import ExpertWeights, pack
 from pi05_ros.engine.schedule import Schedule, make_schedule
 from pi05_ros.model import ExpertConfig, Pi05Config, Pi05Model, Prefix, PrefixConfig, RtcGuidance
@@ -81,7 +82,7 @@ class Case:
         return torch.cat(rows)
 
     @torch.no_grad()
-    def run(self, rtc: Guidance, *, on_triton: bool) -> Tensor:
+    def run(self, rtc: Guidance, *, on_triton: bool, parts: int = 2) -> Tensor:
         """What the kernel or its twin says of the batch. All memory that must not be read is NaN."""
         device, (_, layers, batch, positions, head_dim) = self.noise.device, self.prefix.shape
         lengths = torch.tensor(LENGTHS, dtype=torch.int32, device=device)
@@ -101,7 +102,8 @@ class Case:
         if not on_triton:
             denoise_plain(flow)
             return inputs.x_t
-        buffers = DenoiseBuffers.allocate(self.weights, kv[0], HORIZON)
+        tiling = Tiling.of(0, kv.dtype, self.weights.out.shape[1], device)
+        buffers = DenoiseBuffers.allocate(self.weights, kv[0], HORIZON, dataclasses.replace(tiling, parts=parts))
         for scratch in buffers.tensors:
             if scratch.is_floating_point():
                 scratch.fill_(torch.nan)
@@ -126,9 +128,10 @@ def test_the_twin_equals_the_model(exact: Case, rtc: Guidance) -> None:
     torch.testing.assert_close(exact.run(rtc, on_triton=False), exact.model_says(rtc), rtol=1e-5, atol=1e-5)
 
 
-def test_the_kernel_equals_its_twin(place: Place) -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_kernel_equals_its_twin(place: Place, parts: int) -> None:
     flow = Case.of(place.device, place.dtype)
-    half_guided, unguided = (flow.run(rtc, on_triton=True) for rtc in (HALF_GUIDED, UNGUIDED))
+    half_guided, unguided = (flow.run(rtc, on_triton=True, parts=parts) for rtc in (HALF_GUIDED, UNGUIDED))
     assert_close(place, half_guided, flow.run(HALF_GUIDED, on_triton=False))
     assert_close(place, unguided, flow.run(UNGUIDED, on_triton=False))
     assert torch.equal(half_guided[0], unguided[0]), "no pull is no guidance, whatever happens to a neighbour"
