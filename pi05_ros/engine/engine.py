@@ -211,8 +211,9 @@ class Engine:
         """The next jobs to run, which cannot be cancelled any more; none if nothing is left that may run."""
         self._sweep()
         until = time.monotonic() + self.batch_delay
-        self._changed.wait_for(lambda: not self._is_worth_waiting(until), self.batch_delay)
-        self._sweep()
+        if self._is_worth_waiting(until):
+            self._changed.wait_for(lambda: not self._is_worth_waiting(until), self.batch_delay)
+            self._sweep()
         if self._closing and not self._drain:
             return []
         taken = self._together()
