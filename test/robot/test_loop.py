@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,15 +12,7 @@ import pytest
 
 from pi05_ros import Observation, Policy
 from pi05_ros.checkpoint import make_checkpoint
-from pi05_ros.policy import load_profile
-from pi05_ros.robot.assembly import ObservationAssembler
-from pi05_ros.robot.loop import LoopChunk, LoopSettings, PolicyLoop
-
-MS = 1_000_000
-PERIOD = 20 * MS
-CAMERAS = ("cam_high", "cam_left_wrist", "cam_right_wrist")
-NAMES = ["waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate", "left_finger"]
-POSE = [0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.03822]  # the finger half open
+from robot.still_robot import CAMERAS, MS, NAMES, PERIOD, POSE, SETTINGS, Robot, play
 
 
 @pytest.fixture(scope="module")
@@ -27,51 +20,6 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Policy]:
     folder = make_checkpoint("tiny", tmp_path_factory.mktemp("loop") / "tiny")
     with Policy.from_checkpoint(folder, "cpu", "float32", "aloha_sim", compile_mode="plain") as policy:
         yield policy
-
-
-class Robot:
-    """Streams of a robot that stands still, a clock, and the loop between them."""
-
-    def __init__(self, policy: Policy, replan_steps: int = 10, **options: object) -> None:
-        self.profile = load_profile("aloha_sim")
-        self.now_ns = 1000 * MS
-        self.assembler = ObservationAssembler(self.profile)
-        self.chunks: list[LoopChunk] = []
-        self.came = threading.Condition()
-        self.image = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
-        self.loop = PolicyLoop(
-            policy,
-            self.profile,
-            self.assembler,
-            lambda: self.now_ns,
-            self.on_chunk,
-            LoopSettings(seed=4, replan_steps=replan_steps),
-            **{"prompt": "pick up the cube", **options},  # type: ignore[arg-type]
-        )
-
-    def on_chunk(self, chunk: LoopChunk) -> None:
-        with self.came:
-            self.chunks.append(chunk)
-            self.came.notify_all()
-
-    def sense(self, cameras: tuple[str, ...] = CAMERAS, pose: list[float] | None = None) -> None:
-        for camera in cameras:
-            self.assembler.add_image(camera, self.now_ns, self.image)
-        for arm in self.profile.arms:
-            self.assembler.add_joint_state(arm.state_topic or "", self.now_ns, NAMES, pose or POSE)
-        self.loop.notify()
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that the inference thread does."""
-        for _ in range(2000):
-            if condition():
-                return
-            threading.Event().wait(0.005)
-        raise AssertionError(f"it did not come about; state {self.loop.state()}")
-
-    def wait_for_chunks(self, count: int) -> None:
-        with self.came:
-            assert self.came.wait_for(lambda: len(self.chunks) >= count, 20), self.loop.state()
 
 
 @pytest.fixture
@@ -132,24 +80,16 @@ def test_the_next_chunk_is_asked_for_in_time(robot: Robot) -> None:
     assert robot.loop.state().underruns == 0
 
 
-def play(robot: Robot, steps: int) -> np.ndarray | None:
-    """So many periods of the control thread with all streams alive; the row that was commanded last."""
-    for _ in range(steps):
-        robot.now_ns += PERIOD
-        robot.sense()
-        setpoints = robot.loop.tick()
-    return None if setpoints is None else setpoints.rows[0]
-
-
-def test_replan_steps_beyond_the_chunk_mean_its_end(policy: Policy) -> None:
-    robot = Robot(policy, replan_steps=1000)
+def test_replan_steps_beyond_the_chunk_mean_just_before_its_end(policy: Policy) -> None:
+    robot = Robot(policy, replace(SETTINGS, replan_steps=1000))
     robot.sense()
     robot.loop.start()
     try:
         robot.wait_for_chunks(1)
-        play(robot, 49)
+        play(robot, 46)
+        threading.Event().wait(0.1)  # the inference thread has had its chance
         assert len(robot.chunks) == 1
-        play(robot, 1)
+        play(robot, 1)  # what is left is what a set of frames may take to come
         robot.wait_for_chunks(2)
     finally:
         robot.loop.stop()
