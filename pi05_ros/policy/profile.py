@@ -19,6 +19,7 @@ import yaml
 
 import pi05_ros
 from pi05_ros.errors import ProfileError
+from pi05_ros.policy.gripper import Gripper, gripper_problem, spell_out
 
 CAMERA_SLOTS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 """The three image inputs of pi05_base, in the order in which the model reads them."""
@@ -58,47 +59,35 @@ class Camera:
 
 
 @dataclass(frozen=True)
-class Gripper:
-    """A gripper, 0 to 1 in the policy's units, linear in what is measured and in what is commanded.
-
-    Which end is 0 is the robot's convention: closed on ALOHA, open on DROID.
-
-    joint: its name in the JointState message.
-    state_at_0, state_at_1: values of that joint at 0 and at 1 (metres for a finger, radians for a motor).
-    command_joint: its name in commands; None: the same as ``joint``.
-    command_at_0, command_at_1: values to command for 0 and for 1, in the command's own unit.
-    """
-
-    joint: str
-    state_at_0: float
-    state_at_1: float
-    command_at_0: float
-    command_at_1: float
-    command_joint: str | None = None
-
-    def state_to_unit(self, value: float) -> float:
-        """Measured value -> 0 .. 1; not clipped."""
-        return (value - self.state_at_0) / (self.state_at_1 - self.state_at_0)
-
-    def unit_to_command(self, value: float) -> float:
-        """0 .. 1 -> the value to command; not clipped."""
-        return value * (self.command_at_1 - self.command_at_0) + self.command_at_0
-
-
-@dataclass(frozen=True)
 class Command:
     """Where an arm's commands go.
 
-    type: "joint_trajectory" (trajectory_msgs/JointTrajectory, arm joints and gripper in one message),
+    type: "joint_trajectory" (trajectory_msgs/JointTrajectory, arm joints and gripper in one message unless the gripper
+        has a topic of its own), "joint_state" (sensor_msgs/JointState, positions of arm joints and gripper),
         "float64_multi_array" (std_msgs/Float64MultiArray, arm joints then gripper) or
         "interbotix" (interbotix_xs_msgs: JointGroupCommand on ``topic``, JointSingleCommand on ``gripper_topic``).
     topic: ROS topic of the arm's commands.
-    gripper_topic: ROS topic of the gripper's commands where they are separate (interbotix).
+    gripper_topic: ROS topic of the gripper's commands where they are separate (interbotix, joint_trajectory).
     """
 
-    type: Literal["joint_trajectory", "float64_multi_array", "interbotix"]
+    type: Literal["joint_trajectory", "joint_state", "float64_multi_array", "interbotix"]
     topic: str
     gripper_topic: str | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far and how fast an arm may be commanded; one number a joint, its gripper not among them.
+
+    lower, upper: positions in radians. What is commanded as a velocity stops there.
+    velocity: rad/s, either way.
+    gripper_speed: of the gripper's command, in its 0 .. 1, per second; None: it jumps. Its range is limited anyway.
+    """
+
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+    velocity: tuple[float, ...]
+    gripper_speed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +98,7 @@ class Arm:
     joints: names in the JointState message, radians.
     state_topic: ROS topic of its JointState, None if the robot is not driven over ROS.
     action: what the policy's actions are: joint "position" (rad) or "velocity" (rad/s).
+    limits: what commands are limited to; None: nothing, which the node warns of.
     """
 
     name: str
@@ -117,6 +107,7 @@ class Arm:
     state_topic: str | None = None
     command: Command | None = None
     action: Literal["position", "velocity"] = "position"
+    limits: Limits | None = None
 
     @property
     def dimension_names(self) -> tuple[str, ...]:
@@ -147,8 +138,13 @@ class RobotProfile:
     adapt_to_pi: (aloha) flip joints and convert grippers to pi's convention; None: the profile does not say, and
         an openpi checkpoint then needs the argument of the same name.
     control_hz: rate at which rows of a chunk are played out; the chunk's period is its inverse.
+    command_hz: rate of commands, from control_hz on; between two rows they are interpolated. None: control_hz.
     stale_after: a stream whose newest sample is older than this is stale, and the robot is held.
     max_skew: largest difference between the stamps of the samples of one observation.
+    max_start_error: rad; a motion whose first target is further than this from the measured pose at any joint does not
+        begin. Nearer ones are ramped to at the joints' speed limits.
+    max_limit_excess: rad; a chunk that goes further than this beyond a joint's limits is refused whole. What is less,
+        as of an arm that was trained to lean on its stop, is cut off.
     reset_pose: joint positions of one arm to move to before a run, as openpi's servers announce it.
     action_names: names of the action's dimensions where they differ from the state's; None: ``joint_names``.
     """
@@ -159,9 +155,12 @@ class RobotProfile:
     cameras: tuple[Camera, ...]
     arms: tuple[Arm, ...]
     control_hz: float
+    command_hz: float | None = None
     adapt_to_pi: bool | None = None
     stale_after: float = 0.5
     max_skew: float = 0.1
+    max_start_error: float = 0.5
+    max_limit_excess: float = 0.2
     reset_pose: tuple[float, ...] | None = None
     action_names: tuple[str, ...] | None = None
     openpi: OpenpiConventions = OpenpiConventions()
@@ -179,6 +178,11 @@ class RobotProfile:
             for arm in self.arms
             for name in arm.dimension_names
         )
+
+    @property
+    def command_period_ns(self) -> int:
+        """Time between two commands, in nanoseconds."""
+        return round(1e9 / (self.command_hz or self.control_hz))
 
     @property
     def state_dim(self) -> int:
@@ -238,6 +242,11 @@ def _build(kind: type, data: Any, where: str, path: Path) -> Any:
     unknown = sorted(str(key) for key in set(data) - set(hints))
     if unknown:
         raise ProfileError(f"{path}: {label}: unknown field {', '.join(unknown)}; known are {', '.join(hints)}.")
+    if kind is Gripper:
+        try:
+            data = spell_out(data)
+        except ValueError as error:
+            raise ProfileError(f"{path}: {label}: {error}") from error
     missing = [
         field.name
         for field in fields
@@ -308,17 +317,12 @@ def _validate(profile: RobotProfile, path: Path) -> None:
     for index, arm in enumerate(profile.arms):
         require(len(arm.joints) > 0, f"arms[{index}].joints: at least one is needed.")
         if arm.gripper is not None:
-            gripper = arm.gripper
-            require(gripper.state_at_1 != gripper.state_at_0, f"arms[{index}].gripper: state_at_0 equals state_at_1.")
-            require(
-                gripper.command_at_1 != gripper.command_at_0,
-                f"arms[{index}].gripper: command_at_0 equals command_at_1.",
-            )
-        if arm.command is not None and arm.command.type == "interbotix":
-            require(
-                arm.gripper is None or arm.command.gripper_topic is not None,
-                f"arms[{index}].command.gripper_topic: needed for type interbotix with a gripper.",
-            )
+            problem = gripper_problem(arm.gripper)
+            require(problem is None, f"arms[{index}].gripper: {problem}")
+        problem = _command_problem(arm)
+        require(problem is None, f"arms[{index}].command.{problem}")
+        problem = _limits_problem(arm)
+        require(problem is None, f"arms[{index}].limits{problem}")
     if profile.reset_pose is not None:
         joints = {len(arm.joints) for arm in profile.arms}
         require(
@@ -333,10 +337,56 @@ def _validate(profile: RobotProfile, path: Path) -> None:
     require(
         profile.transform != "aloha" or aloha_grippers, "transform: aloha has a gripper after six joints of each arm."
     )
-    for name, most in (("control_hz", 1000.0), ("stale_after", 10.0), ("max_skew", 10.0)):
+    for name, most in (
+        ("control_hz", 1000.0),
+        ("stale_after", 10.0),
+        ("max_skew", 10.0),
+        ("max_start_error", 2 * math.pi),
+        ("max_limit_excess", 2 * math.pi),
+    ):
         value = getattr(profile, name)
         require(value > 0, f"{name}: expected a positive number, got {value}.")
         require(value <= most, f"{name}: expected at most {most:g}, got {value}.")
+    require(
+        profile.command_hz is None or profile.control_hz <= profile.command_hz <= 1000.0,
+        f"command_hz: expected {profile.control_hz:g} (control_hz) to 1000, got {profile.command_hz}.",
+    )
+
+
+def _command_problem(arm: Arm) -> str | None:
+    """What is wrong with the command of an arm, from the field's name on."""
+    command = arm.command
+    if command is None:
+        return None
+    if command.type == "interbotix" and arm.gripper is not None and command.gripper_topic is None:
+        return "gripper_topic: needed for type interbotix with a gripper."
+    if command.gripper_topic is not None and command.type not in ("interbotix", "joint_trajectory"):
+        return f"gripper_topic: type {command.type} has the gripper in the arm's message, so there is nothing to send."
+    if command.gripper_topic is not None and arm.gripper is None:
+        return "gripper_topic: the arm has no gripper."
+    return None
+
+
+def _limits_problem(arm: Arm) -> str | None:
+    """What is wrong with the limits of an arm, from the field's name on."""
+    limits = arm.limits
+    if limits is None:
+        return None
+    for name in ("lower", "upper", "velocity"):
+        values = getattr(limits, name)
+        if len(values) != len(arm.joints):
+            return f".{name}: expected {len(arm.joints)} numbers, one a joint, got {len(values)}."
+    for joint, lower, upper, velocity in zip(arm.joints, limits.lower, limits.upper, limits.velocity, strict=True):
+        if lower >= upper:
+            return f".upper: expected more than lower ({lower:g}) for joint {joint}, got {upper:g}."
+        if velocity <= 0:
+            return f".velocity: expected a positive number for joint {joint}, got {velocity:g}."
+    if limits.gripper_speed is not None:
+        if arm.gripper is None:
+            return ".gripper_speed: the arm has no gripper."
+        if limits.gripper_speed <= 0:
+            return f".gripper_speed: expected a positive number, got {limits.gripper_speed:g}."
+    return None
 
 
 def _command_topics(arm: Arm) -> list[str]:

@@ -71,7 +71,7 @@ def edited(tmp_path: Path, change: Any) -> Path:
         (lambda d: d["arms"][0]["gripper"].update(command_at_1=0.6197), "command_at_0 equals command_at_1"),
         (lambda d: d["arms"].pop(), r"transform: aloha is for state and actions of \(14, 14\) dimensions"),
         (
-            lambda d: d["arms"][0].pop("gripper") and d["arms"][0]["joints"].append("x"),
+            lambda d: d["arms"][0].pop("gripper") and d["arms"][0].pop("limits") and d["arms"][0]["joints"].append("x"),
             "has a gripper after six joints",
         ),
         (lambda d: d.update(action_names=["a", "a"]), "action_names: a is used twice"),
@@ -85,6 +85,24 @@ def edited(tmp_path: Path, change: Any) -> Path:
             lambda d: d["arms"][1].update(state_topic="/follower_left/joint_states"),
             "arms: joint /follower_left/joint_states elbow, .* is used twice",
         ),
+        (lambda d: d["arms"][0]["limits"]["lower"].pop(), r"limits\.lower: expected 6 numbers, one a joint, got 5"),
+        (
+            lambda d: d["arms"][1]["limits"]["upper"].__setitem__(1, -2),
+            r"arms\[0\]\.limits\.upper: expected more than lower \(-1\.85005\) for joint shoulder, got -2\.",
+        ),
+        (
+            lambda d: d["arms"][0]["limits"]["velocity"].__setitem__(2, 0),
+            r"arms\[0\]\.limits\.velocity: expected a positive number for joint elbow, got 0\.",
+        ),
+        (
+            lambda d: d["arms"][0]["limits"]["upper"].__setitem__(0, float("inf")),
+            r"limits\.upper\[0\]: expected a finite float, got inf",
+        ),
+        (lambda d: d["arms"][0]["limits"].pop("velocity"), r"arms\[0\]\.limits: missing velocity"),
+        (lambda d: d["arms"][0]["limits"].update(gripper_speed=-1), r"limits\.gripper_speed: expected a positive"),
+        (lambda d: d["arms"][0].pop("gripper"), r"limits\.gripper_speed: the arm has no gripper"),
+        (lambda d: d.update(max_start_error=0), "max_start_error: expected a positive number, got 0"),
+        (lambda d: d.update(max_limit_excess=7), "max_limit_excess: expected at most 6.28319, got 7"),
         (lambda d: d.update(reset_pose=[0.0, 1.0]), "reset_pose: expected 6 positions"),
         (
             lambda d: d["arms"][0]["command"].update(type="magic"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from pi05_ros import Policy
-from pi05_ros.policy import load_profile
+from pi05_ros.policy import RobotProfile, load_profile
 from pi05_ros.robot.assembly import ObservationAssembler
 from pi05_ros.robot.loop import LoopChunk, LoopSettings, PolicyLoop
 
@@ -18,13 +19,22 @@ CAMERAS = ("cam_high", "cam_left_wrist", "cam_right_wrist")
 NAMES = ["waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate", "left_finger"]
 POSE = [0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.03822]  # the finger half open
 SETTINGS = LoopSettings(seed=4, replan_steps=10)
+SIM = load_profile("aloha_sim")
+# A network that means nothing jumps about; most tests want to see its rows as it says them.
+UNLIMITED = replace(SIM, arms=tuple(replace(arm, limits=None) for arm in SIM.arms))
 
 
 class Robot:
     """Streams of a robot that stands still, a clock, and the loop between them."""
 
-    def __init__(self, policy: Policy, settings: LoopSettings = SETTINGS, **options: object) -> None:
-        self.profile = load_profile("aloha_sim")
+    def __init__(
+        self,
+        policy: Policy,
+        settings: LoopSettings = SETTINGS,
+        profile: RobotProfile = UNLIMITED,
+        **options: object,
+    ) -> None:
+        self.profile = profile
         self.now_ns = 1000 * MS
         self.assembler = ObservationAssembler(self.profile)
         self.chunks: list[LoopChunk] = []

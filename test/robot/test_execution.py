@@ -8,9 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pi05_ros.policy import load_profile
 from pi05_ros.robot.execution import ChunkPlayer
-from pi05_ros.robot.safety import chunk_problem, hold_target, velocity_mask
 from pi05_ros.robot.ticks import ticks
 
 PERIOD = 20_000_000
@@ -92,37 +90,6 @@ def test_a_clock_that_is_set_back_a_little_repeats_no_row() -> None:
     play.play(rows(), stamp_ns=0)
     seen = [play.next(now * PERIOD, 1).rows[0, 0] for now in (19, 20, 15, 18, 21)]  # type: ignore[union-attr]
     assert seen == [19, 20, 20, 20, 21]
-
-
-def test_chunks_are_refused_whole() -> None:
-    good = np.zeros((50, 14), np.float32)
-    assert chunk_problem(good, 14) is None
-    for value in (np.nan, np.inf, -np.inf):
-        bad = good.copy()
-        bad[49, 13] = value
-        assert "row 49, column 13" in str(chunk_problem(bad, 14))
-    for shape in ((50, 13), (0, 14), (14,), (1, 50, 14)):
-        assert "expected [horizon, 14]" in str(chunk_problem(np.zeros(shape, np.float32), 14))
-
-
-def test_where_to_hold() -> None:
-    profile = load_profile("aloha_ros2")
-    measured, command = np.arange(14.0), np.arange(14.0) + 100
-    target = hold_target(profile, measured, command)
-    assert target is not None
-    assert target[[6, 13]].tolist() == [106, 113], "grippers keep their last command: nothing is dropped"
-    arms = [index for index in range(14) if index not in (6, 13)]
-    assert np.array_equal(target[arms], measured[arms])
-    assert np.array_equal(hold_target(profile, None, command), command)  # type: ignore[arg-type]
-    assert np.array_equal(hold_target(profile, measured, None), measured)  # type: ignore[arg-type]
-    assert hold_target(profile, None, None) is None
-    assert measured.tolist() == list(range(14)), "the input is not changed"
-
-    droid = load_profile("franka_droid")
-    assert velocity_mask(droid).tolist() == [True] * 7 + [False]
-    stop = hold_target(droid, np.full(8, 0.5), np.full(8, 0.9))
-    assert stop is not None
-    assert stop.tolist() == [0.0] * 7 + [0.9]
 
 
 def run_ticks(times: list[float]) -> list[float]:
