@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import numpy as np
 from rclpy.node import Node
 
 from pi05_ros.errors import Pi05Error
@@ -14,7 +15,7 @@ from pi05_ros.policy import Policy, RobotProfile, load_profile
 from pi05_ros.robot.assembly import ObservationAssembler
 from pi05_ros.robot.execution import Setpoints
 from pi05_ros.robot.loop import SECOND, LoopChunk, PolicyLoop
-from pi05_ros.robot.ticks import ticks
+from pi05_ros.robot.ticks import Regularity, TickRecord, ticks
 from pi05_ros.ros.commands import RobotOutput
 from pi05_ros.ros.parameters import PolicyParameters
 from pi05_ros.ros.streams import Streams
@@ -62,6 +63,8 @@ class Deployment:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._due_hold: Setpoints | None = None
+        self._simulated = False  # as use_sim_time is when it starts
+        self.sidecar: Sidecar | None = None
         with ExitStack() as undo:
             # What is cheap to find wrong comes before the weights.
             ObservationAssembler(self.profile)
@@ -83,7 +86,9 @@ class Deployment:
             self.loop = PolicyLoop(
                 self.policy, self.profile, self.assembler, self._now_ns, on_chunk, settings.loop, prompt
             )
-            undo.callback(Streams(node, self.assembler, on_data=self._on_data).destroy)
+            self._ticks = TickRecord(self.profile.command_period_ns / SECOND)
+            self.streams = Streams(node, self.assembler, on_data=self._on_data)
+            undo.callback(self.streams.destroy)
             self._host.serve(self.policy)
             self._resources = undo.pop_all()
 
@@ -102,6 +107,9 @@ class Deployment:
         self._stop.clear()
         if self._output is not None:
             self._output.warn_of_others()
+        self._simulated = bool(self._node.get_parameter("use_sim_time").value)
+        self._ticks.clear()
+        self.streams.start()
         self.loop.start()
         self._thread = threading.Thread(target=self._control, name="pi05-control", daemon=True)
         self._thread.start()
@@ -110,6 +118,7 @@ class Deployment:
         """Stop, join, then hold: nothing else may command once the hold is out. Idempotent."""
         if self._thread is None:
             return
+        self.streams.stop()
         self._stop.set()
         self._thread.join(2.0)
         self._thread = None
@@ -122,12 +131,19 @@ class Deployment:
         self.stop()
         self._resources.close()
 
+    def regularity(self) -> Regularity | None:
+        """Of the last ticks of the control thread; None: there were not two yet. Any thread."""
+        return self._ticks.regularity(self._control_time())
+
+    def measured_state(self) -> np.ndarray | None:
+        """The newest measured state, float32 [state_dim] in robot units; None: it is not known. Any thread."""
+        return self.assembler.measured_state(self._now_ns())
+
     def _control(self) -> None:
         """The control thread: a tick a period, on a steady clock on a robot, on the simulated one in a simulation."""
-        simulated = bool(self._node.get_parameter("use_sim_time").value)
-        clock = (lambda: self._now_ns() / SECOND) if simulated else time.monotonic
         try:
-            for _ in ticks(self.loop.period_ns / SECOND, clock, self._stop, simulated):
+            for _ in ticks(self.profile.command_period_ns / SECOND, self._control_time, self._stop, self._simulated):
+                self._ticks.add(self._control_time())
                 setpoints = self.loop.tick()
                 if setpoints is not None and self._output is not None:
                     self._output.send(setpoints)
@@ -140,6 +156,10 @@ class Deployment:
             self.loop.set_enabled(False, "The control thread failed; deactivate, activate and enable the node.")
             self._hold()
             raise
+
+    def _control_time(self) -> float:
+        """Of the clock that the control thread follows, in seconds."""
+        return self._now_ns() / SECOND if self._simulated else time.monotonic()
 
     def _hold(self) -> bool:
         """Command the hold that is due, if there is one. It stays due until it has been sent."""
@@ -163,15 +183,16 @@ class Deployment:
         if server is None:
             return
         try:
-            sidecar = Sidecar(self._host, server)
+            self.sidecar = Sidecar(self._host, server)
         except Pi05Error as error:
             where = f"http_host {server.host}, http_port {server.port} (0: none)"
             raise Pi05Error(f"HTTP server of {where}: {error}") from error
-        undo.callback(sidecar.close, timeout=SERVER_CLOSE_TIMEOUT)
+        undo.callback(self.sidecar.close, timeout=SERVER_CLOSE_TIMEOUT)
         undo.callback(self._host.tell, "closed")
-        sidecar.start()
+        self.sidecar.start()
 
     def _begin(self, stage: str, what: str) -> None:
+        """Tell clients and operators."""
         self._host.tell(stage, what)
         self._on_stage(what)
 
@@ -187,9 +208,7 @@ class Deployment:
                 raise Pi05Error(f"{activity} was interrupted.")
             if time.monotonic() - told > 2.0:
                 told = time.monotonic()
-                how_far = f"{activity}: {done} of {total} {units}."
-                self._host.tell(stage, how_far)
-                self._node.get_logger().info(how_far)
+                self._begin(stage, f"{activity}: {done} of {total} {units}.")
 
         return progress
 
@@ -210,7 +229,7 @@ class Deployment:
     def _make_output(self, undo: ExitStack) -> RobotOutput | None:
         if not self.settings.commands:
             return None
-        output = RobotOutput(self._node, self.profile, round(SECOND / self.profile.control_hz))
+        output = RobotOutput(self._node, self.profile, self.profile.command_period_ns)
         undo.callback(output.destroy)
         return output
 

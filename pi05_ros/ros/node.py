@@ -11,12 +11,12 @@ So has the HTTP server, which a configured node is; its clients get chunks and c
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from rcl_interfaces.msg import SetParametersResult
-from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
@@ -28,6 +28,8 @@ from pi05_ros.msg import ActionChunk
 from pi05_ros.robot.loop import LoopChunk
 from pi05_ros.ros.conversions import chunk_message
 from pi05_ros.ros.deployment import Deployment
+from pi05_ros.ros.diagnostics import Diagnostics, find
+from pi05_ros.ros.heartbeat import Heartbeat
 from pi05_ros.ros.parameters import PolicyParameters, check_parameters, declare_parameters
 from pi05_ros.ros.status import LATCHED_QOS, StatusPublisher
 
@@ -47,15 +49,22 @@ class PolicyNode(LifecycleNode):
         self._deployment: Deployment | None = None
         self._given_prompt = ""  # on ~/prompt, also before configure
         self._reason = "Not configured yet."
+        self._failed = False  # the last transition; the reason is why
+        self._publishing = threading.Lock()  # what is published last is what is the case
 
         self.add_on_set_parameters_callback(self._on_set_parameters)
         self._status = StatusPublisher(self)
+        self._diagnostics = Diagnostics(self)
         self._chunk_publisher = self.create_publisher(ActionChunk, "~/action_chunk", CHUNK_QOS)
         self.create_subscription(String, "~/prompt", self._on_prompt, LATCHED_QOS)
         self.create_service(SetBool, "~/enable", self._on_enable)
         self.create_service(Trigger, "~/reset", self._on_reset)
-        # Of a steady clock: the status must go out also while simulated time stands still.
-        self.create_timer(STATUS_PERIOD, self._on_status_timer, clock=Clock(clock_type=ClockType.STEADY_TIME))
+        # The status must go out also while weights load or simulated time stands still.
+        self._heartbeat = Heartbeat(STATUS_PERIOD, self._on_beat)
+
+    def destroy_node(self) -> None:
+        self._heartbeat.stop()
+        super().destroy_node()
 
     # ---- lifecycle ----
 
@@ -65,7 +74,7 @@ class PolicyNode(LifecycleNode):
         except Exception as error:
             if not isinstance(error, (Pi05Error, OSError)):  # not foreseen: rclpy would not say where it was
                 self.get_logger().error(traceback.format_exc())
-            self._reason = f"Not configured: {error}"
+            self._reason, self._failed = f"Not configured: {error}", True
             self.get_logger().error(self._reason)
             self.publish_status()
             return TransitionCallbackReturn.FAILURE
@@ -95,6 +104,7 @@ class PolicyNode(LifecycleNode):
         return super().on_shutdown(state)
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._failed = True
         self.close("A transition failed; the log says why.")
         return super().on_error(state)
 
@@ -107,6 +117,7 @@ class PolicyNode(LifecycleNode):
         self.publish_status()
 
     def _deploy(self) -> Deployment:
+        self._failed = False
         settings = PolicyParameters(self)
         prompt = self._given_prompt or settings.prompt
         deployment = Deployment(
@@ -200,10 +211,20 @@ class PolicyNode(LifecycleNode):
             names = deployment.policy.binding.action_names
             self._chunk_publisher.publish(chunk_message(chunk, names, deployment.loop.period_ns))
 
-    def _on_status_timer(self) -> None:
-        if self._deployment is not None:
-            self._status.measure_rates(self._deployment.assembler)
-        self.publish_status()
+    def _on_beat(self) -> None:
+        """On the heartbeat's thread."""
+        if not self.context.ok():  # the process ends
+            return
+        try:
+            deployment = self._deployment
+            if deployment is not None:
+                self._status.measure_rates(deployment.assembler)
+                deployment.streams.look()
+            self.publish_status()
+            status = self._status.message
+            self._diagnostics.publish(lambda: find(status, deployment, self._failed), status.robot)
+        except Exception:  # whatever it is, it must not silence the status
+            self.get_logger().error(traceback.format_exc())
 
     def _publish_status_on_change(self) -> None:
         if self._deployment is not None and not self._status.has_told(self._deployment.loop):
@@ -211,10 +232,16 @@ class PolicyNode(LifecycleNode):
 
     def publish_status(self) -> None:
         """Publish ~/status now. Safe from any thread."""
-        deployment = self._deployment
-        if deployment is None:
-            self._status.publish_unconfigured(self._reason)
-        else:
-            self._status.publish(
-                deployment.settings, deployment.policy, deployment.assembler, deployment.loop, deployment.active
-            )
+        with self._publishing:
+            deployment = self._deployment
+            if deployment is None:
+                self._status.publish_unconfigured(self._reason)
+            else:
+                self._status.publish(
+                    deployment.settings,
+                    deployment.policy,
+                    deployment.assembler,
+                    deployment.loop,
+                    deployment.active,
+                    deployment.streams.faults,
+                )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -29,12 +30,17 @@ class StatusPublisher:
         self._told_key: object = None
         self._rates: dict[str, float] = {}
         self._arrivals: tuple[float, dict[str, int]] = (0.0, {})
-        self._summary = _summary(PolicyStatus(state=PolicyStatus.UNCONFIGURED))
+        self._message = PolicyStatus(state=PolicyStatus.UNCONFIGURED)
+
+    @property
+    def message(self) -> PolicyStatus:
+        """As last published. Not to be changed. Safe from any thread."""
+        return self._message
 
     @property
     def summary(self) -> dict[str, str]:
         """state, reason, prompt and robot as last published. Safe from any thread."""
-        return self._summary
+        return {name: getattr(self._message, name) for name in ("state", "reason", "prompt", "robot")}
 
     def publish_unconfigured(self, reason: str) -> None:
         """There is nothing to describe yet, or no more."""
@@ -49,8 +55,9 @@ class StatusPublisher:
         assembler: ObservationAssembler,
         loop: PolicyLoop,
         active: bool,
+        faults: Mapping[str, str],
     ) -> None:
-        """Everything about a configured node."""
+        """Everything about a configured node. faults: by stream, why no publisher reaches it."""
         with self._lock:
             state = loop.state()
             self._told_key = state.key
@@ -69,6 +76,8 @@ class StatusPublisher:
                 underruns=state.underruns,
             )
             self._describe_streams(message, assembler)
+            if message.state == PolicyStatus.WAITING and faults:
+                message.reason = " ".join([message.reason, *self._faults_waited_for(assembler, faults)])
             if state.latencies_ms:
                 message.latency_p50_ms, message.latency_p95_ms = map(float, np.percentile(state.latencies_ms, [50, 95]))
             if policy.engine.device.type == "cuda":
@@ -87,6 +96,11 @@ class StatusPublisher:
             self._rates = {name: max(count - earlier[name], 0) / (now - before) for name, count in counts.items()}
         self._arrivals = (now, counts)
 
+    def _faults_waited_for(self, assembler: ObservationAssembler, faults: Mapping[str, str]) -> list[str]:
+        refusal = assembler.check(self._node.get_clock().now().nanoseconds)
+        waited_for = {problem.stream for problem in refusal.problems} if refusal else set()
+        return [fault for stream, fault in faults.items() if stream in waited_for]
+
     def _describe_streams(self, message: PolicyStatus, assembler: ObservationAssembler) -> None:
         now_ns, arrivals = self._node.get_clock().now().nanoseconds, assembler.arrivals()
         message.streams = list(arrivals)
@@ -96,8 +110,4 @@ class StatusPublisher:
     def _send(self, message: PolicyStatus) -> None:
         message.header.stamp = self._node.get_clock().now().to_msg()
         self._publisher.publish(message)
-        self._summary = _summary(message)
-
-
-def _summary(message: PolicyStatus) -> dict[str, str]:
-    return {name: getattr(message, name) for name in ("state", "reason", "prompt", "robot")}
+        self._message = message
