@@ -53,11 +53,12 @@ class DatedChunk:
 def ensemble(chunks: Sequence[DatedChunk], times_ns: np.ndarray, decay: float) -> np.ndarray:
     """Average of what the chunks, oldest first, say of each time: float64 [n, action_dim].
 
-    Weights are exp(-decay * i), i = 0 for the oldest chunk that covers the time, as in ACT. A time that none covers
-    is the newest one's.
+    Weights are exp(-decay * i), i = 0 for the oldest chunk that covers the time, as in ACT. What is before all of them
+    is the oldest one's, what is after them the newest one's.
     """
     covered = np.stack([chunk.covers(times_ns) for chunk in chunks])
-    covered[-1] |= ~covered.any(axis=0)
+    covered[0] |= times_ns < chunks[0].stamp_ns + chunks[0].period_ns
+    covered[-1] |= times_ns > chunks[-1].end_ns
     weights = np.where(covered, np.exp(-decay * (np.cumsum(covered, axis=0) - 1)), 0.0)
     rows = np.stack([chunk.at(times_ns) for chunk in chunks])
     return np.einsum("cn,cnd->nd", weights / weights.sum(axis=0), rows)
