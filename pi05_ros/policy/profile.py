@@ -81,7 +81,8 @@ class Limits:
 
     lower, upper: positions in radians. What is commanded as a velocity stops there.
     velocity: rad/s, either way.
-    gripper_speed: of the gripper's command, in its 0 .. 1, per second; None: it jumps. Its range is limited anyway.
+    gripper_speed: of the gripper's command, in the policy's units per second; None: it jumps. Its range is limited
+        anyway.
     """
 
     lower: tuple[float, ...]
@@ -195,8 +196,7 @@ class RobotProfile:
 
 def config_folder() -> Path:
     """The folder of YAML files that ship with the package, installed or in the source tree."""
-    candidates = [Path(entry) / "config" for entry in pi05_ros.__path__]
-    candidates += [Path(entry).parent / "config" for entry in pi05_ros.__path__]
+    candidates = [folder / "config" for entry in pi05_ros.__path__ for folder in (Path(entry), Path(entry).parent)]
     for candidate in candidates:
         if (candidate / "robots").is_dir():
             return candidate
@@ -319,10 +319,10 @@ def _validate(profile: RobotProfile, path: Path) -> None:
         if arm.gripper is not None:
             problem = gripper_problem(arm.gripper)
             require(problem is None, f"arms[{index}].gripper: {problem}")
-        problem = _command_problem(arm)
-        require(problem is None, f"arms[{index}].command.{problem}")
         problem = _limits_problem(arm)
         require(problem is None, f"arms[{index}].limits{problem}")
+        problem = _command_problem(arm)
+        require(problem is None, f"arms[{index}].command.{problem}")
     if profile.reset_pose is not None:
         joints = {len(arm.joints) for arm in profile.arms}
         require(
@@ -336,6 +336,10 @@ def _validate(profile: RobotProfile, path: Path) -> None:
     aloha_grippers = [index for index, gripper in enumerate(profile.gripper_mask) if gripper] == [6, 13]
     require(
         profile.transform != "aloha" or aloha_grippers, "transform: aloha has a gripper after six joints of each arm."
+    )
+    require(
+        profile.transform != "aloha" or not any(arm.gripper and arm.gripper.passed_through for arm in profile.arms),
+        "transform: aloha has grippers of 0 to 1; a robot whose grippers are passed_through has identity.",
     )
     for name, most in (
         ("control_hz", 1000.0),

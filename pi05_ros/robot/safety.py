@@ -18,7 +18,7 @@ from pi05_ros.robot.joints import SECOND
 logger = logging.getLogger(__name__)
 
 GRIPPER_TOLERANCE = 0.05
-"""Of a gripper's 0 .. 1, at either end: in data they are commanded a little beyond, to press on what they hold."""
+"""Of a gripper's range, at either end: in data they are commanded a little beyond, to press on what they hold."""
 ROUNDING = 1e-9
 """A value that is changed by less was not limited."""
 
@@ -239,7 +239,8 @@ def _limits(profile: RobotProfile) -> tuple[list[float], list[float], list[float
         upper += arm.limits.upper if arm.limits else free
         speed += arm.limits.velocity if arm.limits else free
         if arm.gripper:
-            lower.append(-GRIPPER_TOLERANCE)
-            upper.append(1.0 + GRIPPER_TOLERANCE)
+            least, most = arm.gripper.range
+            lower.append(least - GRIPPER_TOLERANCE * (most - least))
+            upper.append(most + GRIPPER_TOLERANCE * (most - least))
             speed.append(arm.limits.gripper_speed or float("inf") if arm.limits else float("inf"))
     return lower, upper, speed

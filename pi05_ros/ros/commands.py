@@ -10,6 +10,7 @@ import numpy as np
 from rclpy.node import Node
 from rclpy.publisher import Publisher
 from rclpy.qos import QoSProfile
+from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
@@ -25,9 +26,14 @@ COMMAND_QOS = QoSProfile(depth=1)
 
 
 class Output(ABC):
-    """Sends the commands of one arm."""
+    """Sends the commands of one arm. Raises ProfileError: the arm's actions are of another kind than its commands."""
+
+    takes_velocities = False
+    """Where they are position commands, a velocity would be taken for a place to go to."""
 
     def __init__(self, node: Node, arm: Arm, command: Command, period_ns: int) -> None:
+        if arm.action == "velocity" and not self.takes_velocities:
+            raise ProfileError(f"Arm {arm.name!r}: a {command.type} takes positions, its actions are velocities.")
         self._node, self._arm, self._command, self._period_ns = node, arm, command, period_ns
         self._publishers: list[Publisher] = []
 
@@ -49,8 +55,14 @@ class Output(ABC):
         self._publishers.append(self._node.create_publisher(kind, topic, COMMAND_QOS))
         return self._publishers[-1]
 
+    @property
+    def _names(self) -> list[str]:
+        """Of the dimensions in a command, the gripper's last."""
+        gripper = self._arm.gripper
+        return [*self._arm.joints, *([gripper.command_joint or gripper.joint] if gripper else [])]
+
     def _in_command_units(self, rows: np.ndarray) -> np.ndarray:
-        """Joints as they are, the gripper from 0..1 to what its driver takes."""
+        """Joints as they are, the gripper from the policy's units to what its driver takes."""
         if self._arm.gripper is None:
             return rows
         rows = rows.copy()
@@ -70,7 +82,7 @@ class RobotOutput:
             raise ProfileError(
                 f"Robot profile {profile.name!r} says no command that its actions could go to "
                 f"({'arm ' + ', '.join(silent) if silent else 'they are not joint values'}). "
-                "Set command_output to none to publish chunks only."
+                "Set dry_run to run without commands."
             )
         self._node = node
         self._outputs: list[tuple[slice, Output]] = []
@@ -86,9 +98,14 @@ class RobotOutput:
             output.send(setpoints.rows[:, columns], setpoints)
 
     def warn_of_others(self) -> None:
-        """Say so if somebody else publishes commands too (a teleoperation that was left on): both would fight."""
+        """Say so if somebody else publishes commands too (a teleoperation that was left on): both would fight.
+
+        Or if nobody listens: the driver is not up yet, or takes its commands in another way.
+        """
         for _, output in self._outputs:
             for topic in output.topics:
+                if self._node.count_subscribers(topic) == 0:
+                    self._node.get_logger().warning(f"{topic}: nobody listens to commands there.")
                 others = self._node.count_publishers(topic) - 1
                 if others > 0:
                     self._node.get_logger().warning(f"{topic}: {others} more publish commands there; stop them.")
@@ -105,26 +122,26 @@ class TrajectoryOutput(Output):
     """
 
     def __init__(self, node: Node, arm: Arm, command: Command, period_ns: int) -> None:
-        if arm.action != "position":
-            raise ProfileError(f"Arm {arm.name!r}: a joint_trajectory takes positions, its actions are velocities.")
         super().__init__(node, arm, command, period_ns)
-        gripper = [arm.gripper.command_joint or arm.gripper.joint] if arm.gripper else []
-        self._names = [*arm.joints, *gripper]
-        self._trajectories = self._publisher(JointTrajectory, command.topic)
+        arm_end = len(arm.joints) if command.gripper_topic else len(self._names)
+        self._parts = [(slice(0, arm_end), self._publisher(JointTrajectory, command.topic))]
+        if command.gripper_topic:
+            self._parts.append((slice(arm_end, None), self._publisher(JointTrajectory, command.gripper_topic)))
         self._next_ns = 0
 
     def send(self, rows: np.ndarray, setpoints: Setpoints) -> None:
         if not setpoints.fresh and 0 < self._next_ns - setpoints.start_ns < SECOND:
             return
         self._next_ns = setpoints.start_ns + max(len(rows) // 2, 1) * self._period_ns
-        self._trajectories.publish(self.message(rows, setpoints.start_ns))
-
-    def message(self, rows: np.ndarray, start_ns: int) -> JointTrajectory:
-        """Positions with finite-difference velocities, the last of which is zero, as the controller demands."""
         positions = self._in_command_units(rows)
+        for columns, trajectories in self._parts:
+            trajectories.publish(self._message(self._names[columns], positions[:, columns], setpoints.start_ns))
+
+    def _message(self, names: list[str], positions: np.ndarray, start_ns: int) -> JointTrajectory:
+        """Positions with finite-difference velocities, the last of which is zero, as the controller demands."""
         velocities = np.zeros_like(positions)
         velocities[:-1] = np.diff(positions, axis=0) * (SECOND / self._period_ns)
-        message = JointTrajectory(joint_names=self._names)
+        message = JointTrajectory(joint_names=names)
         message.header.stamp = to_time(start_ns)
         message.points = [
             JointTrajectoryPoint(
@@ -137,8 +154,23 @@ class TrajectoryOutput(Output):
         return message
 
 
+class JointStateOutput(Output):
+    """A driver that follows joint states, as Cobot Magic's does: the row that is due, at every control tick."""
+
+    def __init__(self, node: Node, arm: Arm, command: Command, period_ns: int) -> None:
+        super().__init__(node, arm, command, period_ns)
+        self._states = self._publisher(JointState, command.topic)
+
+    def send(self, rows: np.ndarray, setpoints: Setpoints) -> None:
+        message = JointState(name=self._names, position=self._in_command_units(rows[:1])[0].tolist())
+        message.header.stamp = to_time(setpoints.start_ns)
+        self._states.publish(message)
+
+
 class ArrayOutput(Output):
     """A ros2_control forward_command_controller: the row that is due, at every control tick."""
+
+    takes_velocities = True
 
     def __init__(self, node: Node, arm: Arm, command: Command, period_ns: int) -> None:
         super().__init__(node, arm, command, period_ns)
@@ -157,25 +189,25 @@ class InterbotixOutput(Output):
         except ImportError as error:
             raise ProfileError(
                 f"Arm {arm.name!r} is commanded through interbotix_xs_msgs, which is not installed here. Source the "
-                "Interbotix workspace, or set command_output to none to publish chunks only."
+                "Interbotix workspace, or set dry_run to run without commands."
             ) from error
         super().__init__(node, arm, command, period_ns)
         self._messages = messages
         self._group = self._publisher(messages.JointGroupCommand, command.topic)
         self._single: Publisher | None = None
         if arm.gripper is not None and command.gripper_topic is not None:
-            self._gripper = arm.gripper.command_joint or arm.gripper.joint
             self._single = self._publisher(messages.JointSingleCommand, command.gripper_topic)
 
     def send(self, rows: np.ndarray, setpoints: Setpoints) -> None:
         values = self._in_command_units(rows[:1])[0].tolist()
         self._group.publish(self._messages.JointGroupCommand(name="arm", cmd=values[: len(self._arm.joints)]))
         if self._single is not None:
-            self._single.publish(self._messages.JointSingleCommand(name=self._gripper, cmd=values[-1]))
+            self._single.publish(self._messages.JointSingleCommand(name=self._names[-1], cmd=values[-1]))
 
 
 _OUTPUTS = {
     "joint_trajectory": TrajectoryOutput,
+    "joint_state": JointStateOutput,
     "float64_multi_array": ArrayOutput,
     "interbotix": InterbotixOutput,
 }

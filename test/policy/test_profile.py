@@ -35,6 +35,35 @@ def test_gripper_units() -> None:
     assert gripper.unit_to_command(0.5) == pytest.approx((0.6197 + 1.6214) / 2)
 
 
+def test_a_generation_stands_for_its_numbers() -> None:
+    older, newer = (load_profile(name).arms[0].gripper for name in ("aloha_ros1_bag", "aloha_ros2"))
+    assert older is not None
+    assert newer is not None
+    assert (older.state_to_unit(0.01844), older.state_to_unit(0.05800)) == (0.0, pytest.approx(1.0))
+    assert (older.unit_to_command(0.0), older.unit_to_command(1.0)) == (-0.6213, pytest.approx(1.4910))
+    assert (older.range, newer.range) == ((0.0, 1.0), (0.0, 1.0))
+    # The one taken for the other: a gripper that is half open would measure as far beyond closed.
+    assert newer.state_to_unit((0.01844 + 0.05800) / 2) < -0.4
+
+
+def test_a_gripper_that_is_passed_through_keeps_its_unit() -> None:
+    profile = load_profile("trossen_ai")
+    gripper = profile.arms[0].gripper
+    assert gripper is not None
+    assert (gripper.state_to_unit(0.03), gripper.unit_to_command(0.03)) == (0.03, 0.03)
+    assert gripper.range == (0.0, 0.044)
+
+
+NUMBERS = {"joint": "left_finger", "state_at_0": 0.0, "state_at_1": 1.0, "command_at_0": -1.0, "command_at_1": 1.0}
+
+
+def without_gripper(arm: dict[str, Any]) -> dict[str, Any]:
+    for name in ("gripper", "limits"):
+        arm.pop(name)
+    arm["command"].pop("gripper_topic")
+    return arm
+
+
 def edited(tmp_path: Path, change: Any) -> Path:
     data = yaml.safe_load((config_folder() / "robots/aloha_ros2.yaml").read_text())
     change(data)
@@ -66,12 +95,43 @@ def edited(tmp_path: Path, change: Any) -> Path:
         (lambda d: d["arms"][1].update(name="left"), "arms: dimension left_elbow, .* is used twice"),
         (lambda d: d["arms"][0].update(joints=[]), r"arms\[0\]\.joints: at least one is needed"),
         (lambda d: d["arms"][0].update(joints=[1]), r"arms\[0\]\.joints\[0\]: expected a str, got 1"),
-        (lambda d: d["arms"][0]["gripper"].update(state_at_1=0.044), "state_at_0 equals state_at_1"),
+        (lambda d: d["arms"][0].update(gripper={**NUMBERS, "state_at_1": 0.0}), "state_at_0 equals state_at_1"),
+        (lambda d: d["arms"][0].update(gripper={**NUMBERS, "command_at_1": -1.0}), "command_at_0 equals command_at_1"),
+        (
+            lambda d: d["arms"][0]["gripper"].update(state_at_1=0.06),
+            r"arms\[0\]\.gripper: expected either generation or passed_through or the numbers state_at_0, .*, "
+            "got generation, state_at_1",
+        ),
+        (
+            lambda d: d["arms"][0]["gripper"].update(passed_through=[0, 1]),
+            r"arms\[0\]\.gripper: expected either .*, got generation, passed_through",
+        ),
+        (lambda d: d["arms"][0]["gripper"].pop("generation"), r"arms\[0\]\.gripper: expected .*, got none of them"),
+        (
+            lambda d: d["arms"][0]["gripper"].update(generation="aloha3"),
+            r"arms\[0\]\.gripper: generation: expected one of aloha1, aloha2, got 'aloha3'",
+        ),
+        (lambda d: d["arms"][0]["gripper"].update(generation=[2]), r"generation: expected one of aloha1.*, got \[2\]"),
+        (
+            lambda d: d["arms"][0].update(gripper={"joint": "left_finger", "passed_through": [1, 0]}),
+            r"arms\[0\]\.gripper: passed_through: expected two numbers, the least first, got \[1\.0, 0\.0\]",
+        ),
+        (
+            lambda d: d["arms"][0].update(gripper={"joint": "left_finger", "passed_through": [0.0, 1.0]}),
+            "transform: aloha has grippers of 0 to 1",
+        ),
         (lambda d: d["arms"][0]["command"].pop("gripper_topic"), r"arms\[0\]\.command\.gripper_topic: needed"),
-        (lambda d: d["arms"][0]["gripper"].update(command_at_1=0.6197), "command_at_0 equals command_at_1"),
+        (
+            lambda d: d["arms"][0]["command"].update(type="joint_state"),
+            r"arms\[0\]\.command\.gripper_topic: type joint_state has the gripper in the arm's message",
+        ),
+        (
+            lambda d: without_gripper(d["arms"][0])["command"].update(gripper_topic="/gripper"),
+            r"arms\[0\]\.command\.gripper_topic: the arm has no gripper",
+        ),
         (lambda d: d["arms"].pop(), r"transform: aloha is for state and actions of \(14, 14\) dimensions"),
         (
-            lambda d: d["arms"][0].pop("gripper") and d["arms"][0].pop("limits") and d["arms"][0]["joints"].append("x"),
+            lambda d: without_gripper(d["arms"][0])["joints"].append("x"),
             "has a gripper after six joints",
         ),
         (lambda d: d.update(action_names=["a", "a"]), "action_names: a is used twice"),
@@ -122,5 +182,5 @@ def test_files_that_are_no_profile(tmp_path: Path, content: str, message: str) -
     (tmp_path / "robot.yaml").write_text(content)
     with pytest.raises(ProfileError, match=message):
         load_profile(tmp_path / "robot.yaml")
-    with pytest.raises(ProfileError, match=r"no robot profile .*the package has aloha_ros2"):
+    with pytest.raises(ProfileError, match=r"no robot profile .*the package has .*aloha_ros2"):
         load_profile(tmp_path / "other.yaml")

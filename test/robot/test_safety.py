@@ -150,6 +150,14 @@ def test_the_gripper_has_a_range_and_a_speed() -> None:
     assert begun(free).apply(setpoints(rows), 0).rows[0, 6] == 1.05, "its range is limited anyway, its speed is not"
 
 
+def test_a_gripper_in_its_own_unit_has_its_own_range() -> None:
+    profile = load_profile("trossen_ai")
+    pose = np.array([0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.02] * 2)
+    safety = begun(profile, pose)
+    rows = np.tile(moved(6, 1.0, pose), (20, 1))
+    assert safety.apply(setpoints(rows), 0).rows[-1, 6] == pytest.approx(0.044 * 1.05)
+
+
 def test_an_arm_that_is_out_of_its_limits_comes_back_no_faster_than_it_may() -> None:
     out = moved(1, 1.5 - POSE[1])
     safety = begun(STREAMED, out)
