@@ -36,6 +36,7 @@ PARAMETERS = {
     "prompt": "the instruction; ~/prompt replaces it",
     "device": "auto, cuda, cuda:<index> or cpu",
     "precision": "openpi, float32, bfloat16 or fp8",
+    "strategy": "how one chunk follows another: receding, ensemble or rtc",
     "http_host": "address that the HTTP server listens on",
     "http_port": "its port; 0: no server",
 }
@@ -51,6 +52,7 @@ ARGUMENTS = {
 
 CHOICES = {
     "precision": ["", "openpi", "float32", "bfloat16", "fp8"],
+    "strategy": ["", "receding", "ensemble", "rtc"],
     "use_sim_time": ["", "true", "false", "True", "False"],
     "autostart": ["true", "false", "True", "False"],
     "log_level": ["debug", "info", "warn", "error", "fatal"],

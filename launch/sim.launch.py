@@ -22,6 +22,7 @@ POLICY_ARGUMENTS = {
     "prompt": ("Transfer cube", "what the robot is told to do; the default is what gym-aloha's data sets say"),
     "device": ("", "auto, cpu, cuda or cuda:N"),
     "precision": ("", "openpi, float32, bfloat16 or fp8"),
+    "strategy": ("", "how one chunk follows another: receding, ensemble or rtc"),
     "params_file": ("", "YAML file with parameters of the policy node"),
     "http_host": ("", "address that its HTTP server listens on"),
     "http_port": ("", "port of that; 0: no server"),
