@@ -122,7 +122,7 @@ def _node_command(options: argparse.Namespace) -> list[str]:
         "precision": options.precision,
         "compile_mode": options.compile_mode,
         "replan_steps": options.replan_steps,
-        "command_output": "none",
+        "dry_run": True,
         "http_port": 0,
     }
     given = [word for name, value in parameters.items() for word in ("-p", f"{name}:={json.dumps(value)}")]

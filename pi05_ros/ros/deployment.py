@@ -26,6 +26,7 @@ SERVER_CLOSE_TIMEOUT = 1.0
 """Seconds that clients of the server get for their last answers; then they are refused."""
 CLOSE_TIMEOUT = 2.0
 """Seconds that a running inference gets to end; then it is left behind."""
+CONTROL_FAILED = "The control thread failed; deactivate, activate and enable the node."
 
 
 class Deployment:
@@ -111,8 +112,9 @@ class Deployment:
         self._ticks.clear()
         self.streams.start()
         self.loop.start()
-        self._thread = threading.Thread(target=self._control, name="pi05-control", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._control, name="pi05-control", daemon=True)
+        thread.start()
+        self._thread = thread  # from now on ``watch`` takes one that is not alive for dead
 
     def stop(self) -> None:
         """Stop, join, then hold: nothing else may command once the hold is out. Idempotent."""
@@ -125,6 +127,12 @@ class Deployment:
         self.loop.stop()
         held = self._hold()
         self._node.get_logger().info("Stopped; holding." if held else "Stopped; nothing was commanded.")
+
+    def watch(self) -> None:
+        """Hold in place of a control thread that is gone, should it not have managed to. Now and then, on any thread."""
+        if self.active and not self.in_control:
+            self.loop.fail(CONTROL_FAILED)
+            self._hold()
 
     def close(self) -> None:
         """Stop, and give everything back. Idempotent."""
@@ -149,11 +157,8 @@ class Deployment:
                     self._output.send(setpoints)
                 self._on_tick()
         except Exception as error:
-            self._node.get_logger().fatal(
-                f"The control thread failed ({error}); nothing is commanded but a hold. Deactivate, activate and "
-                "enable the node to go on."
-            )
-            self.loop.set_enabled(False, "The control thread failed; deactivate, activate and enable the node.")
+            self._node.get_logger().fatal(f"{CONTROL_FAILED} Nothing is commanded but a hold. It was: {error}")
+            self.loop.fail(CONTROL_FAILED)
             self._hold()
             raise
 
@@ -227,7 +232,7 @@ class Deployment:
         self._node.get_logger().info(f"Warmed up in {seconds:.1f} s.")
 
     def _make_output(self, undo: ExitStack) -> RobotOutput | None:
-        if not self.settings.commands:
+        if self.settings.dry_run:
             return None
         output = RobotOutput(self._node, self.profile, self.profile.command_period_ns)
         undo.callback(output.destroy)

@@ -134,8 +134,7 @@ class PolicyNode(LifecycleNode):
         profile = deployment.profile
         self.get_logger().info(
             f"Configured on {deployment.policy.engine.device}: {cameras}; {profile.state_dim} dimensions at "
-            f"{profile.control_hz:g} Hz"
-            + ("." if settings.commands else "; command_output is none: the robot is not commanded.")
+            f"{profile.control_hz:g} Hz" + ("; dry run: the robot is not commanded." if settings.dry_run else ".")
         )
         return deployment
 
@@ -218,6 +217,7 @@ class PolicyNode(LifecycleNode):
         try:
             deployment = self._deployment
             if deployment is not None:
+                deployment.watch()
                 self._status.measure_rates(deployment.assembler)
                 deployment.streams.look()
             self.publish_status()

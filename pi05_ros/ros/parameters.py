@@ -12,7 +12,9 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from pi05_ros.errors import Pi05Error
+from pi05_ros.robot.execution import STRATEGIES
 from pi05_ros.robot.loop import LoopSettings
+from pi05_ros.robot.safety import SafetySettings
 from pi05_ros.server.access import read_token
 from pi05_ros.server.sidecar import ServerSettings
 
@@ -45,7 +47,7 @@ PARAMETERS = (
     Spec(
         "precision",
         "openpi",
-        "Of weights and activations. fp8: as openpi, MLPs of vision and prefix in float8 (GPUs of 8.9 or more).",
+        "Of weights and activations. fp8: as openpi, MLPs of the prefix in float8 (GPUs of 8.9 or more).",
         choices=("openpi", "float32", "bfloat16", "fp8"),
     ),
     Spec(
@@ -75,14 +77,45 @@ PARAMETERS = (
         "Flow times; empty: as the checkpoint's layout is.",
         choices=("", "lerobot", "openpi", "sglang"),
     ),
-    Spec("replan_steps", 25, "Rows of a chunk that are played before the next one is asked for.", low=1, high=1000),
-    Spec("max_ahead", 0.2, "Seconds of a chunk that are sent ahead in one trajectory.", low=0.01, high=2.0),
     Spec(
-        "command_output",
-        "profile",
-        "profile: command the robot as its profile says; none: publish chunks and command nothing.",
-        choices=("profile", "none"),
+        "strategy",
+        "receding",
+        "How one chunk follows another. receding: the new one takes over; ensemble: what overlaps is averaged; rtc: "
+        "the new one takes over and is guided to begin as the old one goes on (real-time chunking).",
+        choices=STRATEGIES,
     ),
+    Spec(
+        "replan_steps",
+        25,
+        "Rows of a chunk that are played before the next one is asked for; fewer where it would else come too late.",
+        low=1,
+        high=1000,
+    ),
+    Spec(
+        "ensemble_decay",
+        0.01,
+        "(ensemble) m of the weights exp(-m i) of chunks that overlap, i = 0 the oldest; 0: all count the same.",
+        low=0.0,
+        high=10.0,
+    ),
+    Spec(
+        "execution_horizon",
+        10,
+        "(rtc) Rows over which the pull to the previous chunk fades out; those that pass during inference are fixed.",
+        low=1,
+        high=1000,
+    ),
+    Spec("max_ahead", 0.2, "Seconds of a chunk that are sent ahead in one trajectory.", low=0.01, high=2.0),
+    Spec("dry_run", False, "true: infer, publish, limit and count as ever, and command nothing."),
+    Spec(
+        "max_start_error",
+        0.0,
+        "Radians between the measured pose and the first target of a motion, beyond which it does not begin; 0: as the "
+        "profile says.",
+        low=0.0,
+        high=6.28,
+    ),
+    Spec("late_after", 1.0, "Seconds after the last row of a chunk until a late one is held for.", low=0.1, high=60.0),
     Spec("http_host", "127.0.0.1", "Address that the HTTP server listens on; 0.0.0.0: on every IPv4 interface."),
     Spec(
         "http_port", 8000, "Port of the HTTP server: status page, action API, websockets; 0: none.", low=0, high=65535
@@ -165,7 +198,7 @@ class PolicyParameters:
         text = {spec.name: _text(values[spec.name]) for spec in PARAMETERS if isinstance(spec.default, str)}
         self.checkpoint, self.robot, self.prompt = text["checkpoint"], text["robot"], text["prompt"]
         self.device, self.precision = text["device"], text["precision"]
-        self.commands = text["command_output"] == "profile"
+        self.dry_run: bool = values["dry_run"]
         self.policy_options: dict[str, Any] = {
             "compile_mode": text["compile_mode"],
             "prefix_cache": values["prefix_cache"],
@@ -175,8 +208,15 @@ class PolicyParameters:
             },
         }
         self.loop = LoopSettings(
+            strategy=text["strategy"],
+            ensemble_decay=values["ensemble_decay"],
+            execution_horizon=values["execution_horizon"],
             replan_steps=values["replan_steps"],
             max_ahead=values["max_ahead"],
+            safety=SafetySettings(
+                max_start_error=values["max_start_error"] or None,
+                late_after=values["late_after"],
+            ),
             num_steps=values["num_steps"] or None,
             seed=None if values["seed"] < 0 else values["seed"],
         )

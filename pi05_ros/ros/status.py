@@ -17,6 +17,7 @@ from pi05_ros.robot.assembly import ObservationAssembler
 from pi05_ros.robot.loop import SECOND, PolicyLoop
 from pi05_ros.ros.parameters import PolicyParameters
 
+DRY_RUN = "Dry run: nothing is commanded."
 LATCHED_QOS = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 
@@ -73,11 +74,14 @@ class StatusPublisher:
                 refused_observations=state.refused_observations,
                 refused_chunks=state.refused_chunks,
                 corrupt_images=state.corrupt_images,
+                clamps=state.clamps,
                 underruns=state.underruns,
             )
             self._describe_streams(message, assembler)
             if message.state == PolicyStatus.WAITING and faults:
                 message.reason = " ".join([message.reason, *self._faults_waited_for(assembler, faults)])
+            if message.state == PolicyStatus.RUNNING and settings.dry_run:
+                message.reason = " ".join(filter(None, (message.reason, DRY_RUN)))
             if state.latencies_ms:
                 message.latency_p50_ms, message.latency_p95_ms = map(float, np.percentile(state.latencies_ms, [50, 95]))
             if policy.engine.device.type == "cuda":

@@ -144,7 +144,7 @@ def test_interbotix_takes_the_arm_as_a_group_and_the_gripper_alone(node: Node) -
 
 
 def test_without_the_interbotix_messages_the_way_out_is_said(node: Node) -> None:
-    with pytest.raises(ProfileError, match=r"interbotix_xs_msgs, which is not installed here.*command_output to none"):
+    with pytest.raises(ProfileError, match=r"interbotix_xs_msgs, which is not installed here.*dry_run"):
         output(node, load_profile("aloha_ros2"))
 
 

@@ -50,17 +50,17 @@ def test_a_control_thread_that_dies_is_seen_and_the_robot_held(
         send(setpoints)
 
     monkeypatch.setattr(output, "send", fail_once)
-    robot.wait_for_status(PolicyStatus.DISABLED, "The control thread failed")
+    robot.wait_for_status(PolicyStatus.ERROR, "The control thread failed")
     answer = robot.enable(True)
     assert not answer.success
     assert "control thread has failed" in answer.message
 
-    assert station.node.trigger_deactivate() == TransitionCallbackReturn.SUCCESS
-    robot.spin(0.3)
+    robot.wait_for(lambda: len(robot.trajectories["left"][-1].points) == 1, "hold, which is sent once it can be")
     last = robot.trajectories["left"][-1]
-    assert len(last.points) == 1, "a hold that could not be sent is sent when it can be"
     assert np.allclose(last.points[0].positions[:6], POSE[:6], atol=1e-6)
+    assert station.node.trigger_deactivate() == TransitionCallbackReturn.SUCCESS
     station.activate()
+    robot.wait_for_status(PolicyStatus.DISABLED, "Not enabled since: The control thread failed")
     assert robot.enable(True).success
     robot.wait_for_status(PolicyStatus.RUNNING)
 

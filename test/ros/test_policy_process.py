@@ -143,7 +143,7 @@ def test_a_wrong_path_leaves_the_node_to_be_mended(start: Any, robot: Robot, che
 
 
 def test_parameters_are_refused_with_a_reason(start: Any, robot: Robot, checkpoint: Path) -> None:
-    node = start(checkpoint=checkpoint, robot="aloha_sim", device="cpu", command_output="none", prompt="'x'")
+    node = start(checkpoint=checkpoint, robot="aloha_sim", device="cpu", dry_run=True, prompt="'x'")
     result = set_parameter(robot, "precision", "float31")
     assert (result.successful, result.reason) == (
         False,
@@ -221,12 +221,13 @@ def test_signals_that_come_in_pairs(start: Any, robot: Robot, checkpoint: Path, 
 
 
 def test_without_a_prompt_it_waits_for_one(start: Any, robot: Robot, checkpoint: Path) -> None:
-    node = start(checkpoint=checkpoint, robot="aloha_sim", device="cpu", command_output="none")
+    node = start(checkpoint=checkpoint, robot="aloha_sim", device="cpu", dry_run=True)
     assert change_state(robot, CONFIGURE)
     assert change_state(robot, ACTIVATE)
     robot.wait_for_status(PolicyStatus.WAITING, "There is no prompt")
     assert set_parameter(robot, "prompt", "now there is one").successful
     robot.wait_for_chunk(prompt="now there is one")
+    robot.wait_for_status(PolicyStatus.RUNNING, "Dry run: nothing is commanded.")
     robot.prompts.publish(String(data="from the topic"))
     robot.wait_for_chunk(prompt="from the topic")
     delete = SetParameters.Request(parameters=[Parameter(name="prompt")])
@@ -236,7 +237,7 @@ def test_without_a_prompt_it_waits_for_one(start: Any, robot: Robot, checkpoint:
     robot.wait_for_status(PolicyStatus.WAITING, "There is no prompt")
     assert set_parameter(robot, "prompt", "the later one counts").successful
     robot.wait_for_chunk(prompt="the later one counts")
-    assert not robot.trajectories["left"], "command_output is none"
+    assert not robot.trajectories["left"], "it is a dry run"
     assert_ended_well(node, signal.SIGINT)
 
 
