@@ -73,9 +73,7 @@ def test_at_any_timing_time_never_runs_backwards_within_a_chunk(
         last = setpoints.rows[0, 0]
         if now < stamp + HORIZON * PERIOD and last < end - 1e-6:
             due = (setpoints.start_ns + command_period * np.arange(1, len(setpoints.rows) + 1)) / PERIOD
-            said = np.maximum(
-                due, stamp / PERIOD + 1
-            )  # an earlier one may know better
+            said = np.maximum(due, stamp / PERIOD + 1)  # an earlier one may know better
             assert np.all(setpoints.rows[:, 0] <= said + 1e-6)
             assert np.all(setpoints.rows[:, 0] >= (said if decay is None else due) - 1e-6)
 
