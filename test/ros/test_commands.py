@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray
 
 from pi05_ros.errors import ProfileError
-from pi05_ros.policy import RobotProfile, load_profile
+from pi05_ros.policy import RobotProfile, load_profile, make_example, profile_names
 from pi05_ros.robot.execution import Setpoints
 from pi05_ros.ros.commands import RobotOutput
 
@@ -42,13 +43,25 @@ class Node:
     def __init__(self) -> None:
         self.sent: dict[str, list[Any]] = {}
         self.kinds: dict[str, Any] = {}
+        self.listeners: dict[str, int] = {}
+        self.other_publishers: dict[str, int] = {}
+        self.warnings: list[str] = []
+
+    def get_logger(self) -> Any:
+        return SimpleNamespace(warning=self.warnings.append)
+
+    def count_subscribers(self, topic: str) -> int:
+        return self.listeners.get(topic, 0)
+
+    def count_publishers(self, topic: str) -> int:
+        return 1 + self.other_publishers.get(topic, 0)
 
     def create_publisher(self, kind: Any, topic: str, qos: Any) -> Any:
         self.sent[topic], self.kinds[topic] = [], kind
-        return SimpleNamespace(publish=self.sent[topic].append, topic=topic)
+        return SimpleNamespace(publish=self.sent[topic].append, topic_name=topic)
 
     def destroy_publisher(self, publisher: Any) -> None:
-        del self.kinds[publisher.topic]
+        del self.kinds[publisher.topic_name]
 
 
 @pytest.fixture
@@ -131,6 +144,48 @@ def test_an_array_is_the_one_row_that_is_due(node: Node) -> None:
     assert np.allclose(sent[0].data, [*(np.arange(7) / 100), 0.4])
 
 
+def test_a_gripper_with_a_topic_of_its_own_has_a_trajectory_of_its_own(node: Node) -> None:
+    profile = load_profile("trossen_ai")
+    wanted = setpoints(profile)
+    wanted.rows[:, 13] = np.linspace(0.0, 0.044, 10)
+    output(node, profile).send(wanted)
+    (arm,) = node.sent["/trossen_arm_1/arm_controller/joint_trajectory"]
+    (gripper,) = node.sent["/trossen_arm_1/gripper_controller/joint_trajectory"]
+    assert list(arm.joint_names) == list(profile.arms[1].joints)
+    assert list(gripper.joint_names) == ["trossen_arm_1/left_carriage_joint"]
+    assert np.allclose([point.positions for point in arm.points], wanted.rows[:, 7:13])
+    assert np.allclose([point.positions for point in gripper.points], wanted.rows[:, 13:], atol=1e-12), "in metres"
+    assert [list(one.points[-1].velocities) for one in (arm, gripper)] == [[0.0] * 6, [0.0]]
+    assert arm.header.stamp == gripper.header.stamp
+
+
+def test_a_joint_state_is_the_one_row_that_is_due_by_name(node: Node) -> None:
+    profile = load_profile("cobot_magic")
+    arms, wanted = output(node, profile), setpoints(profile)
+    wanted.rows[:, 13] = 3.5
+    for _ in range(3):
+        arms.send(wanted)
+    assert node.kinds["/master/joint_right"] is JointState
+    assert len(node.sent["/master/joint_right"]) == 3, "at every tick"
+    message = node.sent["/master/joint_right"][0]
+    assert list(message.name) == [f"joint{index}" for index in range(7)]
+    assert np.allclose(message.position, [*(np.arange(7, 13) / 100), 3.5]), "the gripper as it is"
+    assert message.header.stamp.sec * 10**9 + message.header.stamp.nanosec == START
+    assert (list(message.velocity), list(message.effort)) == ([], [])
+
+
+@pytest.mark.usefixtures("interbotix")
+@pytest.mark.parametrize("name", [name for name in profile_names() if name != "libero"])
+def test_every_robot_that_ships_can_be_commanded(node: Node, name: str) -> None:
+    """Where it stands in its example: every topic of the profile gets it, in the driver's units."""
+    profile = load_profile(name)
+    state = make_example(profile).state
+    output(node, profile).send(Setpoints(np.array([state], np.float64), START, fresh=True))
+    commands = [arm.command for arm in profile.arms if arm.command]
+    assert set(node.sent) == {topic for one in commands for topic in (one.topic, one.gripper_topic) if topic}
+    assert all(len(messages) == 1 for messages in node.sent.values())
+
+
 @pytest.mark.usefixtures("interbotix")
 def test_interbotix_takes_the_arm_as_a_group_and_the_gripper_alone(node: Node) -> None:
     profile = load_profile("aloha_ros2")
@@ -153,13 +208,26 @@ def test_actions_that_are_no_joint_values_command_nothing(node: Node) -> None:
         output(node, load_profile("libero"))
 
 
-def test_velocities_are_no_trajectory(node: Node) -> None:
+@pytest.mark.usefixtures("interbotix")
+@pytest.mark.parametrize("kind", ["joint_trajectory", "joint_state", "interbotix"])
+def test_velocities_are_no_positions(node: Node, kind: Any) -> None:
     profile = load_profile("franka_droid")
     assert profile.arms[0].command is not None
-    command = dataclasses.replace(profile.arms[0].command, type="joint_trajectory")
+    command = dataclasses.replace(profile.arms[0].command, type=kind, gripper_topic="/gripper")
     arms = (dataclasses.replace(profile.arms[0], command=command),)
-    with pytest.raises(ProfileError, match="takes positions, its actions are velocities"):
+    with pytest.raises(ProfileError, match=f"a {kind} takes positions, its actions are velocities"):
         output(node, dataclasses.replace(profile, arms=arms))
+    assert node.kinds == {}
+
+
+def test_who_else_commands_and_who_does_not_listen_is_said(node: Node) -> None:
+    left, right = "/aloha_sim/left/joint_trajectory", "/aloha_sim/right/joint_trajectory"
+    node.listeners, node.other_publishers = {left: 1}, {left: 2}
+    output(node, load_profile("aloha_sim")).warn_of_others()
+    assert node.warnings == [
+        f"{left}: 2 more publish commands there; stop them.",
+        f"{right}: nobody listens to commands there.",
+    ]
 
 
 def test_publishers_are_given_back(node: Node) -> None:
