@@ -129,7 +129,7 @@ class Deployment:
         self._node.get_logger().info("Stopped; holding." if held else "Stopped; nothing was commanded.")
 
     def watch(self) -> None:
-        """Hold in place of a control thread that is gone, should it not have managed to. Now and then, on any thread."""
+        """Hold in place of a control thread that is gone and did not manage to. Now and then, on any thread."""
         if self.active and not self.in_control:
             self.loop.fail(CONTROL_FAILED)
             self._hold()
