@@ -48,8 +48,8 @@ class LoopSettings:
     """How to infer and play.
 
     strategy: one of ``STRATEGIES``. ensemble_decay: (ensemble) of the weights, see ``execution.ensemble``.
-    execution_horizon: (rtc) rows over which the pull to the previous chunk fades out; never less than the rows that
-        are fixed because they pass while the chunk is made.
+    execution_horizon: (rtc) rows until the pull to the previous chunk has faded out; at least twice those that are
+        fixed because they pass while the chunk is made.
     replan_steps: rows played of a chunk before the next is asked for; fewer where it would else come too late.
     max_ahead: seconds of rows in one command.
     safety: what is refused, and when a late chunk is held for.
@@ -354,9 +354,9 @@ class PolicyLoop:
             return None
         delay = self._latency.rows(self.period_ns)
         return RtcGuidance(
-            prev_chunk=self._policy.actions_to_model(remaining, state),
+            prev_chunk=self._policy.actions_to_model(remaining, state),  # type: ignore[arg-type]  # an array will do
             inference_delay=delay,
-            execution_horizon=max(self._settings.execution_horizon, delay),
+            execution_horizon=max(self._settings.execution_horizon, 2 * delay),  # to end at once would be a jump again
         )
 
     def _await(self, future: Future[ActionChunk]) -> ActionChunk | None:
