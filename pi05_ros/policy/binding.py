@@ -69,6 +69,7 @@ def bind(
     action_names = profile.action_names or profile.joint_names
     _check_dim("state", profile.joint_names, checkpoint.state_dim, width, profile)
     _check_dim("action", action_names, checkpoint.action_dim, width, profile)
+    _check_order(action_names, checkpoint.relative_actions.action_names or (), profile)
     adapt = _adapt_to_pi(checkpoint, profile, adapt_to_pi)
     cameras = _match_cameras(checkpoint, profile)
     return Binding(
@@ -117,6 +118,17 @@ def _check_dim(what: str, names: tuple[str, ...], checkpoint: int | None, width:
         raise ProfileError(f"{has}, the model has room for {width}.")
     if checkpoint not in (None, width, len(names)):
         raise ProfileError(f"{has}, the checkpoint {checkpoint}.")
+
+
+def _check_order(names: tuple[str, ...], checkpoint: tuple[str, ...], profile: RobotProfile) -> None:
+    """Data sets have names of their own for joints, so others are no mistake; the same at another place would be."""
+    theirs = [name.removesuffix(".pos") for name in checkpoint]  # as LeRobot's robots write them
+    moved = [name for place, name in enumerate(names) if name in theirs and theirs[place : place + 1] != [name]]
+    if moved:
+        raise ProfileError(
+            f"action: robot profile {profile.name!r} has the dimensions {', '.join(names)}, in this order; the "
+            f"checkpoint has {', '.join(checkpoint)}. At another place: {', '.join(moved)}."
+        )
 
 
 def _adapt_to_pi(checkpoint: Checkpoint, profile: RobotProfile, given: bool | None) -> bool:

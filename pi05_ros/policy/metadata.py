@@ -57,7 +57,7 @@ def describe(
             "action_names": list(binding.action_names),
             "control_hz": profile.control_hz if profile else None,
             "units": _units(profile),
-            "gripper": "0 to 1, see the profile" if profile and any(profile.gripper_mask) else None,
+            "gripper": _gripper(profile),
             "adapt_to_pi": binding.adapt_to_pi,
             "reset_pose": list(profile.reset_pose) if profile and profile.reset_pose else None,
         },
@@ -73,4 +73,17 @@ def _units(profile: RobotProfile | None) -> list[str] | None:
     """Of the state, by dimension; None where only the checkpoint's makers know."""
     if profile is None or profile.transform == "libero":
         return None
-    return ["0..1" if gripper else "rad" for gripper in profile.gripper_mask]
+    units: list[str] = []
+    for arm in profile.arms:
+        units += ["rad"] * len(arm.joints)
+        if arm.gripper:
+            units.append("{:g}..{:g}".format(*arm.gripper.range))
+    return units
+
+
+def _gripper(profile: RobotProfile | None) -> str | None:
+    grippers = [arm.gripper for arm in profile.arms if arm.gripper] if profile else []
+    if not grippers:
+        return None
+    passed_through = any(gripper.passed_through for gripper in grippers)
+    return "as it is measured, see the profile" if passed_through else "0 to 1, see the profile"

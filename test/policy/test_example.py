@@ -54,6 +54,20 @@ def test_the_example_of_a_profile_is_within_its_limits(name: str) -> None:
     assert begin == len(example.state) == profile.state_dim
 
 
+@pytest.mark.parametrize(
+    ("name", "units", "gripper"),
+    [
+        ("aloha_ros1_bag", [*["rad"] * 6, "0..1"] * 2, "0 to 1, see the profile"),
+        ("franka_droid", [*["rad"] * 7, "0..1"], "0 to 1, see the profile"),
+        ("trossen_ai", [*["rad"] * 6, "0..0.044"] * 2, "as it is measured, see the profile"),
+        ("libero", None, None),
+    ],
+)
+def test_clients_are_told_the_units(base: Path, name: str, units: list[str] | None, gripper: str | None) -> None:
+    with Policy.from_checkpoint(base, "cpu", "float32", name, normalization="none") as policy:
+        assert (policy.metadata["robot"]["units"], policy.metadata["robot"]["gripper"]) == (units, gripper)
+
+
 @pytest.mark.parametrize("name", ["cobot_magic", "trossen_ai"])
 def test_what_is_not_in_pis_conventions_is_never_converted(base: Path, name: str) -> None:
     with pytest.raises(ProfileError, match="adapt_to_pi: only the aloha transform has it, not 'identity'"):

@@ -671,6 +671,28 @@ def test_wrong_cameras_list_both_sides(lerobot: Path) -> None:
         load(lerobot, robot=replace(profile, cameras=cameras))
 
 
+def test_joints_in_another_order_list_both_sides(lerobot: Path, tmp_path: Path) -> None:
+    names = load_profile("aloha_ros2").joint_names
+
+    def named(*action_names: str) -> Path:
+        folder = shutil.copytree(lerobot, tmp_path / action_names[0])
+        processor = json.loads((folder / "policy_preprocessor.json").read_text())
+        (step,) = [one for one in processor["steps"] if one["registry_name"] == "relative_actions_processor"]
+        step["config"]["action_names"] = list(action_names)
+        (folder / "policy_preprocessor.json").write_text(json.dumps(processor))
+        return folder
+
+    for fits in (names, [f"{name}.pos" for name in names], [f"motor_{index}" for index in range(14)]):
+        load(named(*fits), robot="aloha_ros2").close()
+    swapped = [*names[7:], *names[:7]]
+    expected = (
+        r"'aloha_ros2' has the dimensions left_waist, .* in this order; the checkpoint has right_waist.pos, .*"
+        r"At another place: left_waist, .*, right_gripper\."
+    )
+    with pytest.raises(ProfileError, match=expected):
+        load(named(*(f"{name}.pos" for name in swapped)), robot="aloha_ros2")
+
+
 def test_missing_tokenizer_says_where_from(lerobot: Path, tmp_path: Path) -> None:
     for file in lerobot.iterdir():
         if file.name != "tokenizer.json":
