@@ -79,6 +79,7 @@ def edited(tmp_path: Path, change: Any) -> Path:
         (lambda d: d.update(contrl_hz=1), "unknown field contrl_hz; known are .*control_hz"),
         (lambda d: d.update(control_hz="fast"), "control_hz: expected a finite float, got 'fast'"),
         (lambda d: d.update(control_hz=float("nan")), "control_hz: expected a finite float, got nan"),
+        (lambda d: d.update(command_hz=20), r"command_hz: expected 50 \(control_hz\) to 1000, got 20"),
         (lambda d: d.update(control_hz=0), "control_hz: expected a positive number, got 0"),
         (
             lambda d: d.update(transform="alhoa"),

@@ -14,7 +14,7 @@ import pytest
 from pi05_ros import ActionChunk, Observation, Policy
 from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.model import RtcGuidance
-from robot.still_robot import MS, PERIOD, POSE, SETTINGS, Robot, play
+from robot.still_robot import MS, PERIOD, POSE, SETTINGS, UNLIMITED, Robot, play
 
 RTC = replace(SETTINGS, strategy="rtc")
 MOVED = [value + 0.02 for value in POSE]
@@ -185,6 +185,26 @@ def test_a_slow_machine_asks_early_and_its_rows_do_not_run_out(watched: WatchedP
             assert (guidance.inference_delay, guidance.execution_horizon) == (15, 30), "fixed, then as long to fade"
     finally:
         gate.release(10)
+        robot.loop.stop()
+
+
+def test_commands_come_at_their_own_rate(watched: WatchedPolicy) -> None:
+    robot = watched.robot = Robot(watched, SETTINGS, replace(UNLIMITED, command_hz=100.0))  # type: ignore[arg-type]
+    robot.sense()
+    robot.loop.start()
+    try:
+        robot.wait_for_chunks(1)
+        rows = robot.chunks[0].chunk.actions
+        robot.now_ns += PERIOD + PERIOD // 2
+        setpoints = robot.loop.tick()
+        assert setpoints is not None
+        assert len(setpoints.rows) == 20, "0.2 s"
+        assert np.allclose(setpoints.rows[0::2], rows[1:11], atol=1e-6)
+        assert np.allclose(setpoints.rows[1::2], (rows[1:11] + rows[2:12]) / 2, atol=1e-6)
+        play(robot, 9)
+        robot.wait_for_chunks(2)
+        assert watched.requests[1][0] - watched.requests[0][0] <= 11 * PERIOD, "replan_steps counts rows, not commands"
+    finally:
         robot.loop.stop()
 
 
