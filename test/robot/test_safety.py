@@ -249,6 +249,13 @@ def test_a_seam_between_two_rows_leaves_what_time_there_is() -> None:
     assert rows[1, 0] - rows[0, 0] == pytest.approx(np.pi * 0.02, abs=1e-5)
 
 
+def test_a_trajectory_that_is_limited_is_sent_at_once() -> None:
+    """Else the arm would follow an earlier one for a while, and what comes next would not begin where it is."""
+    safety = begun(AHEAD)
+    assert not safety.apply(Setpoints(POSE[None], 0, fresh=False), 0).fresh
+    assert safety.apply(Setpoints(moved(0, 1.0)[None], PERIOD, fresh=False), PERIOD).fresh
+
+
 def test_a_hold_goes_nowhere_and_the_gripper_keeps_its_grip() -> None:
     safety = begun(AHEAD)
     safety.apply(setpoints(np.tile(moved(6, -0.05), (5, 1))), 0)
