@@ -101,7 +101,8 @@ PARAMETERS = (
     Spec(
         "execution_horizon",
         10,
-        "(rtc) Rows over which the pull to the previous chunk fades out; those that pass during inference are fixed.",
+        "(rtc) Rows of a chunk until the pull to the previous one has faded out; those that pass during inference are "
+        "fixed, and it is twice as many at least.",
         low=1,
         high=1000,
     ),
