@@ -63,7 +63,7 @@ class FastPath:
         resize: dialect of ``images.py``; time_grid: of ``model/pi05.py``; prefix_cache: entries kept, 0 for none.
         graphs: capture each bucket's stages; False, a CPU, or no Triton: run the same kernels (or their twins) one by
         one.
-        fp8: the MLPs of vision and prefix in float8; the model's own are given up. max_programs, max_program_bytes:
+        fp8: the MLPs of the prefix in float8; the model's own are given up. max_programs, max_program_bytes:
         what buckets may take in buffers before the least recently used goes; what graphs need beside them is shared.
         Raises ValueError that names the field, the size of the model that this path cannot run, or what the machine
         lacks to compile kernels.

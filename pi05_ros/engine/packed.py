@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,9 +67,6 @@ class PrefixWeights:
     layers: tuple[PrefixLayerWeights, ...]
 
 
-Layer = TypeVar("Layer", VisionLayerWeights, PrefixLayerWeights)
-
-
 @dataclass(frozen=True)
 class ExpertWeights:
     """Of all L layers: qkv [L, (heads + 2) * D, W], out [L, W, heads * D], gate_up [L, 2 F, W], down [L, W, F].
@@ -94,48 +91,41 @@ class PackedWeights:
     expert: ExpertWeights
 
 
-FLOAT8_PARTS = ("fc1", "fc2", "gate_up", "down")
-"""The matrices that are quantised: the large ones. The others are a small part of the work, and
-what is rounded before the attention's logits adds to the error."""
+FLOAT8_PARTS = ("gate_up", "down")
+"""The matrices of a prefix layer that are quantised: the large ones. Its others are a small part of the work, and
+what is rounded before the attention's logits adds to the error. The vision tower would gain nothing: its GELU is free
+inside a bfloat16 product, and a kernel of its own after a float8 one."""
 
 
 @torch.no_grad()
 def pack(model: Pi05Model, fp8: bool = False) -> PackedWeights:
     """Pack a model's weights in place (see the first lines). Packing again is harmless, but moves them again.
 
-    fp8: vision and prefix MLPs in float8, layer by layer; the model's own are empty afterwards.
+    fp8: the prefix's MLPs in float8, layer by layer; the model's own are empty afterwards.
     """
     return PackedWeights(
-        _pack_vision(model.vision, model.projector, fp8),
+        _pack_vision(model.vision, model.projector),
         _pack_prefix(model.prefix, fp8),
         _pack_expert(model, model.expert),
     )
 
 
-def _quantized(layer: Layer, module: VisionLayer | PrefixLayer) -> Layer:
-    for part in module.mlp.children():
-        assert isinstance(part, nn.Linear)
-        part.weight.data = part.weight.new_empty(0)
-    names = [field.name for field in dataclasses.fields(layer) if field.name in FLOAT8_PARTS]
-    matrices: Any = {name: getattr(layer, name).quantized() for name in names}
-    return dataclasses.replace(layer, **matrices)
-
-
-def _pack_vision(vision: SiglipVision, projector: nn.Linear, fp8: bool) -> VisionWeights:
+def _pack_vision(vision: SiglipVision, projector: nn.Linear) -> VisionWeights:
     layers = []
     for layer in vision.layers:
         assert isinstance(layer, VisionLayer)
         attention = layer.self_attn
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        packed = VisionLayerWeights(
-            norm1=_norm(layer.layer_norm1),
-            qkv=Matrix(_join([part.weight for part in parts]), _join([part.bias for part in parts])),
-            out=_matrix(attention.out_proj),
-            norm2=_norm(layer.layer_norm2),
-            fc1=_matrix(layer.mlp.fc1),
-            fc2=_matrix(layer.mlp.fc2),
+        layers.append(
+            VisionLayerWeights(
+                norm1=_norm(layer.layer_norm1),
+                qkv=Matrix(_join([part.weight for part in parts]), _join([part.bias for part in parts])),
+                out=_matrix(attention.out_proj),
+                norm2=_norm(layer.layer_norm2),
+                fc1=_matrix(layer.mlp.fc1),
+                fc2=_matrix(layer.mlp.fc2),
+            )
         )
-        layers.append(_quantized(packed, layer) if fp8 else packed)
     patch = vision.patch_embedding
     assert patch.bias is not None
     return VisionWeights(
@@ -162,6 +152,15 @@ def _pack_prefix(prefix: PrefixTransformer, fp8: bool) -> PrefixWeights:
         )
         layers.append(_quantized(packed, layer) if fp8 else packed)
     return PrefixWeights(prefix.embed_tokens.weight.detach(), tuple(layers))
+
+
+def _quantized(layer: PrefixLayerWeights, module: PrefixLayer) -> PrefixLayerWeights:
+    """The layer with its MLP in float8; the module's own is empty afterwards."""
+    for part in module.mlp.children():
+        assert isinstance(part, nn.Linear)
+        part.weight.data = part.weight.new_empty(0)
+    matrices: dict[str, Any] = {name: getattr(layer, name).quantized() for name in FLOAT8_PARTS}
+    return dataclasses.replace(layer, **matrices)
 
 
 def _pack_expert(model: Pi05Model, expert: ActionExpert) -> ExpertWeights:

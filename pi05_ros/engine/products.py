@@ -1,7 +1,7 @@
-"""Matrix products of the vision tower and of the prefix, in the model's own dtype or in float8.
+"""Matrix products of the vision tower and of the prefix, in the model's own dtype or, in the prefix, in float8.
 
-A matrix that has been quantised wants its operand quantised as well, one scale a row. So what comes before it (a norm,
-a gated GELU) asks the matrix which operand to make, and never writes the unquantised one to memory.
+A matrix that has been quantised wants its operand quantised as well, one scale a row. So what comes before it (an RMS
+norm, a gated GELU) asks the matrix which operand to make, and never writes the unquantised one to memory.
 """
 
 from __future__ import annotations
@@ -14,37 +14,33 @@ from torch import Tensor
 
 from pi05_ros.engine.kernels.activations import geglu
 from pi05_ros.engine.kernels.norms import add_layer_norm, add_rms_norm
-from pi05_ros.engine.kernels.quantize import (
-    FLOAT8,
-    add_layer_norm_fp8,
-    add_rms_norm_fp8,
-    geglu_fp8,
-    gelu_fp8,
-    quantize_weight,
-)
+from pi05_ros.engine.kernels.quantize import FLOAT8, add_rms_norm_fp8, geglu_fp8, quantize_weight
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """weight [out, in]; bias [out] or None; scale: float32 [1, out] if the weight is float8, else None."""
+    """weight [out, in]; bias [out] or None; scale: float32 [1, out] if the weight is float8, else None, never both."""
 
     weight: Tensor
     bias: Tensor | None = None
     scale: Tensor | None = None
 
     def quantized(self) -> Matrix:
-        """The same in float8 (e4m3), one scale for each output."""
+        """The same, which has no bias, in float8 (e4m3), one scale for each output."""
+        assert self.bias is None
         weight, scale = quantize_weight(self.weight)
-        return Matrix(weight, self.bias, scale)
+        return Matrix(weight, scale=scale)
 
     def without_bias(self) -> Matrix:
         """For a product whose bias is added by what comes next."""
-        return Matrix(self.weight, None, self.scale)
+        assert self.scale is None
+        return Matrix(self.weight)
 
     def last_rows(self, count: int) -> Matrix:
-        """The last ``count`` outputs alone."""
-        bias, scale = (None if one is None else one[..., -count:] for one in (self.bias, self.scale))
-        return Matrix(self.weight[-count:], bias, scale)
+        """The last ``count`` outputs alone, of a matrix with neither bias nor scale."""
+        assert self.bias is None
+        assert self.scale is None
+        return Matrix(self.weight[-count:])
 
 
 @dataclass(frozen=True)
@@ -61,14 +57,12 @@ def product(x: Operand, matrix: Matrix, dtype: torch.dtype) -> Tensor:
         return F.linear(x.values, matrix.weight, matrix.bias)
     assert x.scale is not None
     if not x.values.is_cuda:
-        y = F.linear(x.values.float() * x.scale, matrix.weight.float() * matrix.scale.mT)
-        return (y if matrix.bias is None else y + matrix.bias.float()).to(dtype)
+        return F.linear(x.values.float() * x.scale, matrix.weight.float() * matrix.scale.mT).to(dtype)
     return torch._scaled_mm(
         x.values,
         matrix.weight.t(),
         scale_a=x.scale,
         scale_b=matrix.scale,
-        bias=matrix.bias,
         out_dtype=dtype,
         use_fast_accum=True,
     )
@@ -86,21 +80,12 @@ def rms_normed(x: Tensor, delta: Tensor | None, scale: Tensor, matrix: Matrix) -
 
 
 def layer_normed(
-    x: Tensor,
-    delta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    matrix: Matrix,
-    delta_bias: Tensor | None = None,
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, delta_bias: Tensor | None = None
 ) -> Operand:
-    """x += delta + delta_bias, and its LayerNorm for a product with ``matrix``."""
-    if matrix.scale is None:
-        normed = torch.empty_like(x)
-        add_layer_norm(x, delta, weight, bias, normed, delta_bias)
-        return Operand(normed)
-    quantized = _empty_float8(x, x.shape[1])
-    add_layer_norm_fp8(x, delta, weight, bias, quantized.values, _scale(quantized), delta_bias)
-    return quantized
+    """x += delta + delta_bias, and its LayerNorm."""
+    normed = torch.empty_like(x)
+    add_layer_norm(x, delta, weight, bias, normed, delta_bias)
+    return Operand(normed)
 
 
 def gated(x: Operand, gate_up: Matrix, down: Matrix, dtype: torch.dtype) -> Operand:
@@ -116,16 +101,11 @@ def gated(x: Operand, gate_up: Matrix, down: Matrix, dtype: torch.dtype) -> Oper
     return quantized
 
 
-def gelu_product(x: Operand, first: Matrix, second: Matrix, dtype: torch.dtype) -> Operand:
-    """gelu(x @ first.T + bias) for a product with ``second``."""
-    if second.scale is not None:
-        hidden = product(x, first, dtype)
-        quantized = _empty_float8(hidden, hidden.shape[1])
-        gelu_fp8(hidden, quantized.values, _scale(quantized))
-        return quantized
-    if first.scale is None and x.values.is_cuda and first.bias is not None:  # GELU inside the product: one kernel
-        return Operand(torch._addmm_activation(first.bias, x.values, first.weight.t(), use_gelu=True))
-    return Operand(F.gelu(product(x, first, dtype), approximate="tanh"))
+def gelu_product(x: Operand, matrix: Matrix, dtype: torch.dtype) -> Operand:
+    """gelu(x @ weight.T + bias). Not for float8."""
+    if x.values.is_cuda and matrix.bias is not None:  # GELU inside the product: one kernel
+        return Operand(torch._addmm_activation(matrix.bias, x.values, matrix.weight.t(), use_gelu=True))
+    return Operand(F.gelu(product(x, matrix, dtype), approximate="tanh"))
 
 
 def _empty_float8(x: Tensor, width: int) -> Operand:

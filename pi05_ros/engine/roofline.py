@@ -120,13 +120,13 @@ def floors(config: Pi05Config, load: Workload, precision: str, ceilings: Ceiling
     """Stage -> the least milliseconds that this device needs for it.
 
     precision: of the engine; "openpi" counts as bfloat16 (its float32 islands are small), and "fp8" is fp8 products in
-    vision and prefix, with bfloat16 attention and action expert: what a chip could do, where the engine quantises the
-    MLPs only (engine/packed.py). Raises KeyError: no ceiling of that kind was measured.
+    the prefix, with bfloat16 attention, vision and action expert: what a chip could do with that stage in fp8, where
+    the engine quantises its MLPs only (engine/packed.py). Raises KeyError: no ceiling of that kind was measured.
     """
     result = {}
     for stage, cost in count(config, load).items():
         wide = "float32" if precision == "float32" else "bfloat16"
-        gemm = "fp8" if precision == "fp8" and stage != "denoise" else wide
+        gemm = "fp8" if precision == "fp8" and stage == "prefix" else wide
         compute = cost.gemm_flops / ceilings.flops[gemm] + cost.attention_flops / ceilings.flops[wide]
         moved = cost.bytes(WORK_TYPES[gemm].itemsize, WORK_TYPES[wide].itemsize)
         result[stage] = max(compute, moved / ceilings.bandwidth) * 1e3

@@ -39,16 +39,16 @@ def encode_images(weights: VisionWeights, patches: Tensor, heads: int, dtype: to
     x = embedded.to(weights.norm.weight.dtype).flatten(0, 1)
     delta = pending = None  # pending: the bias of the product that gave delta
     for layer in weights.layers:
-        normed = layer_normed(x, delta, layer.norm1.weight, layer.norm1.bias, layer.qkv, pending)
+        normed = layer_normed(x, delta, layer.norm1.weight, layer.norm1.bias, pending)
         qkv = product(normed, layer.qkv, x.dtype).view(images, tokens, 3, heads, -1)
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         with sdpa_kernel(VISION_ATTENTION, set_priority=True):
             attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
         delta, pending = product(Operand(attended), layer.out.without_bias(), x.dtype), layer.out.bias
-        normed = layer_normed(x, delta, layer.norm2.weight, layer.norm2.bias, layer.fc1, pending)
-        hidden = gelu_product(normed, layer.fc1, layer.fc2, x.dtype)
+        normed = layer_normed(x, delta, layer.norm2.weight, layer.norm2.bias, pending)
+        hidden = gelu_product(normed, layer.fc1, x.dtype)
         delta, pending = product(hidden, layer.fc2.without_bias(), x.dtype), layer.fc2.bias
-    normed = layer_normed(x, delta, weights.norm.weight, weights.norm.bias, weights.projector, pending)
+    normed = layer_normed(x, delta, weights.norm.weight, weights.norm.bias, pending)
     return product(normed, weights.projector, x.dtype).to(dtype).view(images, tokens, -1)
 
 

@@ -44,7 +44,7 @@ def describe(
             "device": str(engine.device),
             "precision": precision,
             "materialize_dtype": "fp32" if precision == "float32" else "bf16",
-            "float8": ["vision.mlp", "prefix.mlp"] if precision == "fp8" else [],
+            "float8": ["prefix.mlp"] if precision == "fp8" else [],
             "compile_mode": engine.path.name,
             "cuda_graph": {"enabled": engine.path.name == "graphs"},
             "prefix_cache": engine.path.cache.entries,

@@ -13,12 +13,9 @@ from torch import Tensor, nn
 
 from engine.small import TINY, alone, plain_path, request, tiny_model
 from pi05_ros.engine.kernels.quantize import FLOAT8
-from pi05_ros.engine.packed import PackedWeights, pack
+from pi05_ros.engine.packed import FLOAT8_PARTS, PackedWeights, pack
 from pi05_ros.engine.products import Matrix
 from pi05_ros.model import Pi05Model
-
-MLP = ("fc1", "fc2", "gate_up", "down")
-"""Matrices that float8 replaces, of layers of either tower."""
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
@@ -40,8 +37,8 @@ def storages(parts: Iterable[Tensor]) -> dict[int, int]:
 
 
 def mlps(weights: PackedWeights) -> list[Matrix]:
-    layers = (*weights.vision.layers, *weights.prefix.layers)
-    return [getattr(layer, name) for layer in layers for name in MLP if hasattr(layer, name)]
+    """What float8 replaces."""
+    return [matrix for layer in weights.prefix.layers for matrix in (layer.gate_up, layer.down)]
 
 
 @pytest.fixture
@@ -120,13 +117,8 @@ def test_float8_replaces_the_models_own_matrices_of_mlps() -> None:
         assert (one.weight.dtype, one.scale.shape) == (FLOAT8, (1, len(original)))
         error = (one.weight.float() * one.scale.T - original).norm(dim=1)
         assert (error <= 0.05 * original.norm(dim=1)).all()
-    linears = [
-        part
-        for layer in (*model.vision.layers, *model.prefix.layers)
-        for part in layer.mlp.modules()
-        if isinstance(part, nn.Linear)
-    ]
-    assert len(linears) == 2 * TINY.vision.layers + 3 * TINY.prefix.layers
+    linears = [part for layer in model.prefix.layers for part in layer.mlp.modules() if isinstance(part, nn.Linear)]
+    assert len(linears) == 3 * TINY.prefix.layers
     assert all(part.weight.numel() == 0 for part in linears)
     bytes_of_both = sum(storages([*tensors(pack(unquantized)), *unquantized.parameters()]).values())
     halved = sum(original.numel() for original in originals)  # a byte for each number, where there were two
@@ -138,15 +130,12 @@ def test_float8_replaces_the_models_own_matrices_of_mlps() -> None:
 def test_float8_leaves_the_rest() -> None:
     model, before = tiny_model("openpi"), pack(tiny_model("openpi"))
     weights = pack(model, fp8=True)
-    for mine, theirs in ((weights.expert, before.expert), (weights.vision.projector, before.vision.projector)):
+    for mine, theirs in ((weights.expert, before.expert), (weights.vision, before.vision)):
         assert all(torch.equal(*pair) for pair in zip(tensors(mine), tensors(theirs), strict=True))
-    for layer, own in (
-        (weights.vision.layers[0], before.vision.layers[0]),
-        (weights.prefix.layers[0], before.prefix.layers[0]),
-    ):
-        for name in vars(layer).keys() - set(MLP):
+    for layer, own in zip(weights.prefix.layers, before.prefix.layers, strict=True):
+        for name in vars(layer).keys() - set(FLOAT8_PARTS):
             parts = tensors(getattr(layer, name)), tensors(getattr(own, name))
             assert all(torch.equal(*pair) for pair in zip(*parts, strict=True)), name
-    assert torch.equal(weights.vision.layers[0].fc1.bias, before.vision.layers[0].fc1.bias)
-    others = (*model.expert.modules(), *model.prefix.layers[0].self_attn.modules(), model.projector)
+    kept = (model.vision, model.projector, model.expert, model.prefix.layers[0].self_attn)
+    others = [part for module in kept for part in module.modules()]
     assert all(part.weight.numel() for part in others if isinstance(part, nn.Linear))

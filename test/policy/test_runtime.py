@@ -110,7 +110,7 @@ def test_float8_is_openpi_with_other_products(folder: Path, monkeypatch: pytest.
     error = np.linalg.norm(chunk - expected) / np.linalg.norm(expected)
     assert 0 < error < 0.2
     assert (runtime["precision"], runtime["materialize_dtype"]) == ("fp8", "bf16")
-    assert runtime["float8"] == ["vision.mlp", "prefix.mlp"]
+    assert runtime["float8"] == ["prefix.mlp"]
 
 
 def test_metadata_says_how_it_runs(folder: Path) -> None:

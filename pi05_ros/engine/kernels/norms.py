@@ -59,10 +59,10 @@ def add_layer_norm_triton(
     _add_layer_norm[(rows,)](x, delta, delta_bias, weight, bias, out, WIDTH=width, **options)
 
 
-def whole_row(width: int) -> dict[str, int]:
+def whole_row(width: int, most_warps: int = 16) -> dict[str, int]:
     """Launch options of a kernel whose programs hold one row in registers, 16 numbers or more to the thread."""
     block = triton.next_power_of_2(width)
-    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
+    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), most_warps)}
 
 
 @jit

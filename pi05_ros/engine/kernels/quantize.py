@@ -7,22 +7,12 @@ float8's largest. NaN and infinity come back as NaN.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pi05_ros.engine.kernels.activations import geglu_plain, gelu_tanh
 from pi05_ros.engine.kernels.language import check_contiguous, jit, runs_triton, tl
-from pi05_ros.engine.kernels.norms import (
-    add_layer_norm_plain,
-    add_rms_norm_plain,
-    layer_normalized,
-    load_row,
-    rms_normalized,
-    store_row,
-    whole_row,
-)
+from pi05_ros.engine.kernels.norms import add_rms_norm_plain, load_row, rms_normalized, store_row, whole_row
 from pi05_ros.model.gemma import RMS_NORM_EPS
-from pi05_ros.model.siglip import LAYER_NORM_EPS
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST, SMALLEST_PEAK = 448.0, 1e-12
@@ -66,49 +56,6 @@ def add_rms_norm_fp8_triton(x: Tensor, delta: Tensor | None, scale: Tensor, out8
     _add_rms_norm_fp8[(rows,)](x, delta, scale, out8, row_scale, WIDTH=width, **options)
 
 
-def add_layer_norm_fp8(
-    x: Tensor,
-    delta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    out8: Tensor,
-    row_scale: Tensor,
-    delta_bias: Tensor | None = None,
-) -> None:
-    """norms.add_layer_norm, quantised before it is rounded to anything else."""
-    run = add_layer_norm_fp8_triton if runs_triton(x) else add_layer_norm_fp8_plain
-    run(x, delta, weight, bias, out8, row_scale, delta_bias)
-
-
-def add_layer_norm_fp8_plain(
-    x: Tensor,
-    delta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    out8: Tensor,
-    row_scale: Tensor,
-    delta_bias: Tensor | None = None,
-) -> None:
-    normalized = torch.empty_like(x, dtype=torch.float32)
-    add_layer_norm_plain(x, delta, weight, bias, normalized, delta_bias)
-    quantize_rows(normalized, out8, row_scale)
-
-
-def add_layer_norm_fp8_triton(
-    x: Tensor,
-    delta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    out8: Tensor,
-    row_scale: Tensor,
-    delta_bias: Tensor | None = None,
-) -> None:
-    check_contiguous(x=x, delta=delta, weight=weight, bias=bias, out8=out8, row_scale=row_scale, delta_bias=delta_bias)
-    rows, width = x.shape
-    options = {"EPS": LAYER_NORM_EPS, **whole_row(width)}
-    _add_layer_norm_fp8[(rows,)](x, delta, delta_bias, weight, bias, out8, row_scale, WIDTH=width, **options)
-
-
 def geglu_fp8(gate_up: Tensor, out8: Tensor, row_scale: Tensor) -> None:
     """activations.geglu of gate_up [M, 2 W], quantised before it is rounded to anything else."""
     (geglu_fp8_triton if runs_triton(gate_up) else geglu_fp8_plain)(gate_up, out8, row_scale)
@@ -123,22 +70,8 @@ def geglu_fp8_plain(gate_up: Tensor, out8: Tensor, row_scale: Tensor) -> None:
 def geglu_fp8_triton(gate_up: Tensor, out8: Tensor, row_scale: Tensor) -> None:
     check_contiguous(gate_up=gate_up, out8=out8, row_scale=row_scale)
     rows, width = out8.shape
-    _geglu_fp8[(rows,)](gate_up, out8, row_scale, WIDTH=width, **whole_row(width))
-
-
-def gelu_fp8(x: Tensor, out8: Tensor, row_scale: Tensor) -> None:
-    """GELU, in its tanh form, of x."""
-    (gelu_fp8_triton if runs_triton(x) else gelu_fp8_plain)(x, out8, row_scale)
-
-
-def gelu_fp8_plain(x: Tensor, out8: Tensor, row_scale: Tensor) -> None:
-    quantize_rows(F.gelu(x.float(), approximate="tanh"), out8, row_scale)
-
-
-def gelu_fp8_triton(x: Tensor, out8: Tensor, row_scale: Tensor) -> None:
-    check_contiguous(x=x, out8=out8, row_scale=row_scale)
-    rows, width = x.shape
-    _gelu_fp8[(rows,)](x, out8, row_scale, WIDTH=width, **whole_row(width))
+    options = whole_row(width, most_warps=32)  # a program holds two rows, gate and up: the wide ones are faster so
+    _geglu_fp8[(rows,)](gate_up, out8, row_scale, WIDTH=width, **options)
 
 
 @jit
@@ -149,25 +82,10 @@ def _add_rms_norm_fp8(x, delta, scale, out8, row_scale, WIDTH: tl.constexpr, EPS
 
 
 @jit
-def _add_layer_norm_fp8(
-    x, delta, delta_bias, weight, bias, out8, row_scale, WIDTH: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    value = layer_normalized(x, delta, delta_bias, weight, bias, row, WIDTH, EPS, BLOCK)
-    store_quantized(out8, row_scale, row, value, WIDTH, BLOCK)
-
-
-@jit
 def _geglu_fp8(gate_up, out8, row_scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     gate, up = load_row(gate_up, 2 * row, WIDTH, BLOCK), load_row(gate_up, 2 * row + 1, WIDTH, BLOCK)
     store_quantized(out8, row_scale, row, gelu_tanh(gate) * up, WIDTH, BLOCK)
-
-
-@jit
-def _gelu_fp8(x, out8, row_scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    store_quantized(out8, row_scale, row, gelu_tanh(load_row(x, row, WIDTH, BLOCK)), WIDTH, BLOCK)
 
 
 @jit
