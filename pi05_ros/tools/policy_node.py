@@ -131,7 +131,7 @@ def _run(stop: _Stop) -> None:
 
 
 def _epilog() -> str:
-    from pi05_ros.ros.parameters import PARAMETERS
+    from pi05_ros.ros.declarations import PARAMETERS
 
     lines = [f"  {spec.name} ({spec.default!r}): {spec.description}" for spec in PARAMETERS]
     return EPILOG.format(parameters="\n".join(lines))
