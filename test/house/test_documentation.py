@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -23,18 +24,16 @@ def test_the_parameter_table_is_complete() -> None:
 
     text = (ROOT / "docs/reference/ros-interface.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", text.partition("## Parameters")[2], re.MULTILINE))
-    assert rows == {
-        spec.name: f'"{spec.default}"' if isinstance(spec.default, str) else str(spec.default) for spec in PARAMETERS
-    }
+    assert rows == {spec.name: json.dumps(spec.default) for spec in PARAMETERS}
 
 
 def test_every_profile_field_is_documented() -> None:
     from dataclasses import fields
 
-    from pi05_ros.policy.profile import Arm, Camera, Command, Gripper, OpenpiConventions, RobotProfile
+    from pi05_ros.policy.profile import Arm, Camera, Command, Gripper, Limits, OpenpiConventions, RobotProfile
 
     text = (ROOT / "docs/reference/robot-profiles.md").read_text()
-    for kind in (RobotProfile, Camera, Arm, Gripper, Command, OpenpiConventions):
+    for kind in (RobotProfile, Camera, Arm, Gripper, Command, Limits, OpenpiConventions):
         for field in fields(kind):
             assert f"`{field.name}`" in text, f"{kind.__name__}.{field.name}"
 
