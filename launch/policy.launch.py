@@ -27,36 +27,33 @@ from launch_ros.events.lifecycle import ChangeState
 from launch_ros.parameter_descriptions import ParameterValue
 from lifecycle_msgs.msg import Transition
 
+from pi05_ros.ros.declarations import PARAMETERS, Spec
+
 SHARE = Path(get_package_share_directory("pi05_ros"))
 
-# name: default, description. The first group are parameters of the node.
-PARAMETERS = {
-    "checkpoint": "folder or .safetensors file of the checkpoint, LeRobot or openpi layout",
-    "robot": "robot profile: a name in config/robots or the path of a YAML file",
-    "prompt": "the instruction; ~/prompt replaces it",
-    "device": "auto, cuda, cuda:<index> or cpu",
-    "precision": "openpi, float32, bfloat16 or fp8",
-    "strategy": "how one chunk follows another: receding, ensemble or rtc",
-    "http_host": "address that the HTTP server listens on",
-    "http_port": "its port; 0: no server",
-}
+# Of the launch file itself: default, description, choices. All parameters of the node are arguments too.
 ARGUMENTS = {
-    **{name: ("", f"{description}; empty: as in the YAML files") for name, description in PARAMETERS.items()},
-    "params_file": ("", "YAML file whose parameters go over those of config/policy.yaml"),
-    "namespace": ("", "namespace of the node"),
-    "use_sim_time": ("", "follow /clock: true in simulation and with bags; empty: as in the YAML files, else false"),
-    "autostart": ("true", "configure and activate the node at once"),
-    "log_level": ("info", "debug, info, warn, error or fatal"),
+    "params_file": ("", "YAML file whose parameters go over those of config/policy.yaml.", None),
+    "namespace": ("", "Namespace of the node.", None),
+    "use_sim_time": (
+        "",
+        "Follow /clock: true in simulation and with bags. Not given: as in the YAML files, else false.",
+        ["", "true", "false", "True", "False"],
+    ),
+    "autostart": ("true", "Configure and activate the node at once.", ["true", "false", "True", "False"]),
+    "log_level": ("info", "Of the node.", ["debug", "info", "warn", "error", "fatal"]),
 }
 
 
-CHOICES = {
-    "precision": ["", "openpi", "float32", "bfloat16", "fp8"],
-    "strategy": ["", "receding", "ensemble", "rtc"],
-    "use_sim_time": ["", "true", "false", "True", "False"],
-    "autostart": ["true", "false", "True", "False"],
-    "log_level": ["debug", "info", "warn", "error", "fatal"],
-}
+def declare(spec: Spec) -> DeclareLaunchArgument:
+    """A parameter of the node as an argument."""
+    span = f" {spec.legal}." if spec.legal and not spec.words else ""
+    return DeclareLaunchArgument(
+        spec.name,
+        default_value="",
+        description=f"{spec.description}{span} Not given: as in the YAML files.",
+        choices=["", *filter(None, spec.words)] if spec.words else None,
+    )
 
 
 def policy_node(context: LaunchContext) -> list[LaunchDescriptionEntity]:
@@ -71,14 +68,12 @@ def policy_node(context: LaunchContext) -> list[LaunchDescriptionEntity]:
             raise ValueError(f"{name}: expected true or false, got {text!r}.")
         return text == "true"
 
-    # As text: launch would else read a prompt like "on" as YAML reads it.
-    given: dict[str, object] = {
-        name: ParameterValue(argument(name), value_type=str) for name in PARAMETERS if argument(name)
-    }
-    if "http_port" in given:
-        if not argument("http_port").isdecimal():
-            raise ValueError(f"http_port: expected a number, got {argument('http_port')!r}.")
-        given["http_port"] = int(argument("http_port"))
+    given: dict[str, object] = {}
+    for spec in PARAMETERS:
+        if text := argument(spec.name):
+            value = spec.parse(text)
+            # Said to be text: launch would else read a prompt like "on" as YAML reads it.
+            given[spec.name] = ParameterValue(value, value_type=str) if isinstance(value, str) else value
     if argument("use_sim_time"):
         given["use_sim_time"] = flag("use_sim_time")
     parameters: list[object] = [str(SHARE / "config" / "policy.yaml")]
@@ -126,7 +121,7 @@ def generate_launch_description() -> LaunchDescription:
         for name in ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
     ]
     arguments = [
-        DeclareLaunchArgument(name, default_value=default, description=description, choices=CHOICES.get(name))
-        for name, (default, description) in ARGUMENTS.items()
+        DeclareLaunchArgument(name, default_value=default, description=description, choices=choices)
+        for name, (default, description, choices) in ARGUMENTS.items()
     ]
-    return LaunchDescription([*profiles, *arguments, OpaqueFunction(function=policy_node)])
+    return LaunchDescription([*profiles, *map(declare, PARAMETERS), *arguments, OpaqueFunction(function=policy_node)])

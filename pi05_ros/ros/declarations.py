@@ -32,13 +32,20 @@ class Spec:
         return (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """What may be written on a command line, where only some words may."""
+        return ("true", "false", "True", "False") if isinstance(self.default, bool) else self.choices
+
+    @property
     def legal(self) -> str:
         """The choices or the range, as a user reads them; "" if any value of the default's type may be."""
         if self.choices:
             return ", ".join(choice or "(empty)" for choice in self.choices)
         if isinstance(self.default, bool):
-            return "false, true"
-        return "" if self.low is None or self.high is None else f"{self.low} to {self.high}"
+            return "true, false"
+        if self.low is None or self.high is None:
+            return ""
+        return f"{self.low} or more" if self.high > 2**31 else f"{self.low} to {self.high}"
 
     def parse(self, text: str) -> Any:
         """The value that a command line gives as text. Raises ValueError: it is not of the default's type."""

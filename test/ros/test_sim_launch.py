@@ -35,14 +35,14 @@ MS = 1_000_000
 def generate_test_description() -> tuple[LaunchDescription, dict[str, Any]]:
     folder = Path(tempfile.mkdtemp(prefix="pi05_sim_launch_"))
     checkpoint = make_checkpoint("tiny", folder / "tiny")
-    parameters = folder / "parameters.yaml"
-    parameters.write_text(f"/**:\n  ros__parameters:\n    seed: {SEED}\n    precision: float32\n")
     sim_launch = IncludeLaunchDescription(
         PythonLaunchDescriptionSource(str(Path(get_package_share_directory("pi05_ros")) / "launch/sim.launch.py")),
         launch_arguments={
             "checkpoint": str(checkpoint),
             "device": "cpu",
-            "params_file": str(parameters),
+            "precision": "float32",
+            "policy_seed": str(SEED),
+            "seed": str(SEED + 1),  # of the robot
             "render_quality": "fast",
             "camera_width": "64",
             "camera_height": "48",
