@@ -59,7 +59,8 @@ def ensemble(chunks: Sequence[DatedChunk], times_ns: np.ndarray, decay: float) -
     covered = np.stack([chunk.covers(times_ns) for chunk in chunks])
     covered[0] |= times_ns < chunks[0].stamp_ns + chunks[0].period_ns
     covered[-1] |= times_ns > chunks[-1].end_ns
-    weights = np.where(covered, np.exp(-decay * (np.cumsum(covered, axis=0) - 1)), 0.0)
+    # Counted from the first of all, which makes no difference: what falls away are the oldest, and weights are relative.
+    weights = np.where(covered, np.exp(-decay * np.arange(len(chunks)))[:, None], 0.0)
     rows = np.stack([chunk.at(times_ns) for chunk in chunks])
     return np.einsum("cn,cnd->nd", weights / weights.sum(axis=0), rows)
 

@@ -109,6 +109,12 @@ def test_the_oldest_of_those_that_say_something_of_a_moment_counts_most() -> Non
     assert ensemble(chunks, times, 0.5)[:, 0] == pytest.approx([0, newer, newer, 1, 1])
 
 
+def test_before_all_of_them_the_oldest_speaks() -> None:
+    chunks = [DatedChunk(ramp(stamp), stamp, PERIOD) for stamp in (0, PERIOD // 2)]
+    times = PERIOD * np.array([1, 2, 3, 4, 6]) // 4
+    assert ensemble(chunks, times, 0.5)[:, 0] == pytest.approx([1, 1, 1, 1, 1.5]), "and time does not run backwards"
+
+
 def test_another_motion_is_averaged_with_nothing_before_it() -> None:
     play = player(decay=0.0)
     play.play(np.zeros((HORIZON, 1)), 0)
