@@ -59,7 +59,7 @@ def ensemble(chunks: Sequence[DatedChunk], times_ns: np.ndarray, decay: float) -
     covered = np.stack([chunk.covers(times_ns) for chunk in chunks])
     covered[0] |= times_ns < chunks[0].stamp_ns + chunks[0].period_ns
     covered[-1] |= times_ns > chunks[-1].end_ns
-    # Counted from the first of all, which makes no difference: what falls away are the oldest, and weights are relative.
+    # Counted from the first of all: the same, since the oldest are what falls away, and only ratios of weights count.
     weights = np.where(covered, np.exp(-decay * np.arange(len(chunks)))[:, None], 0.0)
     rows = np.stack([chunk.at(times_ns) for chunk in chunks])
     return np.einsum("cn,cnd->nd", weights / weights.sum(axis=0), rows)
