@@ -69,7 +69,8 @@ PARAMETERS = (
     Spec(
         "precision",
         "openpi",
-        "Of weights and activations. fp8: as openpi, MLPs of the prefix in float8 (GPUs of 8.9 or more).",
+        "Of weights and activations. fp8: as openpi, with the MLPs of the prefix in float8 (GPUs of compute capability "
+        "8.9 or more).",
         choices=("openpi", "float32", "bfloat16", "fp8"),
     ),
     Spec(
