@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 
 from pi05_ros.errors import Pi05Error
 from pi05_ros.policy.profile import RobotProfile, config_folder, load_profile
@@ -84,10 +85,10 @@ def measure(options: argparse.Namespace) -> None:
         raise Pi05Error(f"--robot: expected raw images; {profile.name} has compressed ones: {', '.join(compressed)}.")
     if options.rate <= 0 or options.seconds <= 0:
         raise Pi05Error(f"--rate and --seconds: expected more than 0, got {options.rate:g} and {options.seconds:g}.")
-    _keep_to_ourselves()
-    with tempfile.TemporaryDirectory(prefix="pi05_topic_to_chunk_") as scratch, _listener() as listener:
-        log = Path(scratch) / "policy_node.log"
-        with ChildProcesses(_node_command(options), log) as node, _robot(profile, options.rate) as robot:
+    keep_to_ourselves()
+    with tempfile.TemporaryDirectory(prefix="pi05_topic_to_chunk_") as scratch, listening() as listener:
+        log, robot_file = Path(scratch) / "policy_node.log", unlimited(options.robot, Path(scratch))
+        with ChildProcesses(_node_command(options, robot_file), log) as node, _robot(profile, options.rate) as robot:
             try:
                 listener.activate(node, options.patience)
                 listener.listen(node, options.warm_up)
@@ -105,7 +106,7 @@ def measure(options: argparse.Namespace) -> None:
 # --- the processes ---
 
 
-def _keep_to_ourselves() -> None:
+def keep_to_ourselves() -> None:
     """A ROS domain of this machine that no robot shares, and DDS set up as the launch files do."""
     os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 101)
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
@@ -113,10 +114,21 @@ def _keep_to_ourselves() -> None:
         os.environ.setdefault(name, str(config_folder() / "fastdds.xml"))
 
 
-def _node_command(options: argparse.Namespace) -> list[str]:
+def unlimited(robot: str, folder: Path) -> Path:
+    """The profile, as a file, without limits: random weights ask for what no robot may do, and nobody does it here."""
+    path = Path(robot) if robot.endswith((".yaml", ".yml")) else config_folder() / "robots" / f"{robot}.yaml"
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for arm in data["arms"]:
+        arm.pop("limits", None)
+    copy = folder / path.name
+    copy.write_text(yaml.safe_dump(data | {"max_start_error": 6.28}), encoding="utf-8")
+    return copy
+
+
+def _node_command(options: argparse.Namespace, robot_file: Path) -> list[str]:
     parameters = {
         "checkpoint": str(options.checkpoint.resolve()),
-        "robot": options.robot,
+        "robot": str(robot_file),
         "prompt": PROMPT,
         "device": options.device,
         "precision": options.precision,
@@ -161,24 +173,24 @@ def _robot(profile: RobotProfile, rate: float) -> Iterator[Callable[[], list[Pub
 def publish_sets(profile: RobotProfile, rate: float, stop: Event, results: Connection) -> None:
     """Publish a set every 1 / rate seconds until told to stop; then send (stamp_ns, published_ns) of each."""
     import rclpy
+    from rclpy.qos import qos_profile_sensor_data
     from sensor_msgs.msg import Image, JointState
 
     from pi05_ros.ros.conversions import to_time
-    from pi05_ros.ros.streams import IMAGE_QOS, JOINT_QOS
 
     rclpy.init()
     node = rclpy.create_node("robot")
     seen = [camera for camera in profile.cameras if camera.topic]
-    cameras = [node.create_publisher(Image, camera.topic, IMAGE_QOS) for camera in seen]
-    joints = _joints(profile)
-    arms = [node.create_publisher(JointState, topic, JOINT_QOS) for topic in joints]
+    cameras = [node.create_publisher(Image, camera.topic, qos_profile_sensor_data) for camera in seen]
+    joints = joints_of(profile)
+    arms = [node.create_publisher(JointState, topic, qos_profile_sensor_data) for topic in joints]
     generator = np.random.default_rng(0)
     sent = []
     due = time.monotonic()
     while not stop.wait(max(due - time.monotonic(), 0.0)):
         due += 1.0 / rate
         states = [JointState(name=list(one), position=list(one.values())) for one in joints.values()]
-        images = [_random_image(Image, generator, camera.height, camera.width) for camera in seen]
+        images = [random_image(Image, generator, camera.height, camera.width) for camera in seen]
         stamp_ns = time.time_ns()
         for publisher, message in zip(arms + cameras, states + images, strict=True):
             message.header.stamp = to_time(stamp_ns)
@@ -188,12 +200,12 @@ def publish_sets(profile: RobotProfile, rate: float, stop: Event, results: Conne
     results.send(sent)
 
 
-def _random_image(kind: Any, generator: np.random.Generator, height: int, width: int) -> Any:
+def random_image(kind: Any, generator: np.random.Generator, height: int, width: int) -> Any:
     pixels = array("B", generator.bytes(3 * width * height))  # of this type rclpy does not check every value
     return kind(height=height, width=width, encoding="rgb8", step=3 * width, data=pixels)
 
 
-def _joints(profile: RobotProfile) -> dict[str, dict[str, float]]:
+def joints_of(profile: RobotProfile) -> dict[str, dict[str, float]]:
     """By joint state topic, joint names and positions: arms at zero, grippers half open."""
     found: dict[str, dict[str, float]] = {}
     for arm in profile.arms:
@@ -205,7 +217,7 @@ def _joints(profile: RobotProfile) -> dict[str, dict[str, float]]:
 
 
 @contextmanager
-def _listener() -> Iterator[Listener]:
+def listening() -> Iterator[Listener]:
     try:
         import rclpy
         from rclpy.executors import SingleThreadedExecutor
