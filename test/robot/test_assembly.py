@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pi05_ros.errors import ProfileError
+from pi05_ros.policy import make_example, profile_names
 from pi05_ros.policy.profile import RobotProfile, load_profile
 from pi05_ros.robot.assembly import AssembledObservation, ObservationAssembler
 from pi05_ros.robot.refusal import Refusal
@@ -398,6 +399,28 @@ def test_a_corrupt_frame_is_told_from_a_wrong_encoding() -> None:
     assert assembler.corrupt_frames() == {"cam_high": 1, "cam_left_wrist": 0, "cam_right_wrist": 0}, "looked at twice"
     assembler.add_image("cam_high", NOW, CompressedImage("jpeg", whole))
     assert (observation(assembler).images["cam_high"] == 9).all()
+
+
+@pytest.mark.parametrize("name", [name for name in profile_names() if name != "libero"])
+def test_every_robot_that_ships_makes_its_example_of_its_streams(name: str) -> None:
+    """As its drivers publish it: both arms of a topic in one message, the gripper in the unit of its joint."""
+    profile, example = load_profile(name), make_example(load_profile(name))
+    published: dict[str, dict[str, float]] = {}
+    state = iter(np.asarray(example.state, np.float64))
+    for arm in profile.arms:
+        joints = published.setdefault(arm.state_topic or "", {})
+        joints.update({joint: next(state) for joint in arm.joints})
+        if arm.gripper is not None:
+            closed, opened = arm.gripper.state_at_0, arm.gripper.state_at_1
+            joints[arm.gripper.joint] = closed + next(state) * (opened - closed)
+    assembler = ObservationAssembler(profile)
+    for camera in assembler.cameras:
+        assembler.add_image(camera.name, NOW, example.images[camera.name])
+    for topic, joints in published.items():
+        assembler.add_joint_state(topic, NOW, list(joints), list(joints.values()))
+    assembled = observation(assembler)
+    np.testing.assert_allclose(assembled.state, example.state, rtol=1e-5)
+    assert list(assembled.images) == [camera.name for camera in profile.cameras if camera.slot]
 
 
 def test_a_robot_without_topics_is_refused_at_once() -> None:
