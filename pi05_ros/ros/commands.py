@@ -90,7 +90,12 @@ class RobotOutput:
         for arm in profile.arms:
             end = begin + len(arm.dimension_names)
             if arm.command is not None:
-                self._outputs.append((slice(begin, end), _OUTPUTS[arm.command.type](node, arm, arm.command, period_ns)))
+                try:
+                    output = _OUTPUTS[arm.command.type](node, arm, arm.command, period_ns)
+                except ProfileError:
+                    self.destroy()  # what the arms before it have: the node lives on
+                    raise
+                self._outputs.append((slice(begin, end), output))
             begin = end
 
     def send(self, setpoints: Setpoints) -> None:

@@ -235,3 +235,11 @@ def test_publishers_are_given_back(node: Node) -> None:
     assert len(node.kinds) == 2
     arms.destroy()
     assert node.kinds == {}
+
+
+def test_publishers_are_given_back_when_another_arm_cannot_be_commanded(node: Node) -> None:
+    profile = load_profile("aloha_sim")
+    arms = (profile.arms[0], dataclasses.replace(profile.arms[1], action="velocity"))
+    with pytest.raises(ProfileError, match="Arm 'right': a joint_trajectory takes positions"):
+        output(node, dataclasses.replace(profile, arms=arms))
+    assert node.kinds == {}
