@@ -44,7 +44,7 @@ from pi05_ros.policy.warm_up import rehearsals, run_in_turn
 logger = logging.getLogger(__name__)
 
 POLICY_PRECISIONS = (*PRECISIONS, "fp8")
-"""Those of the weights, and fp8: as "openpi", with those of the large matrices in float8 (engine/packed.py)."""
+"""Those of the weights, and fp8: as "openpi", with those of the prefix's MLPs in float8 (engine/packed.py)."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Policy:
         path: a folder or .safetensors file, LeRobot or openpi layout.
         device: "auto" (CUDA if there is a GPU), "cuda", "cuda:1", "cpu".
         precision: "openpi" (bfloat16 with float32 islands), "float32", "bfloat16", or "fp8" (as "openpi", with the
-            MLPs of vision and prefix in float8; a GPU of compute capability 8.9 or more).
+            MLPs of the prefix in float8; a GPU of compute capability 8.9 or more).
         robot: name of a profile in ``config/robots/``, a path of one, or a RobotProfile; None: the checkpoint's own
             features without a robot transform; "raw": normalised model space in and out.
         compile_mode: "graphs" (captured CUDA graphs; on a CPU as "eager", which the log says), "eager" (the same
