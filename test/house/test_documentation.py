@@ -36,15 +36,6 @@ def test_the_parameter_table_is_what_the_declarations_make() -> None:
     assert f"\n\n{made}\n" in page, "run: python scripts/parameter_table.py --write"
 
 
-def test_the_parameter_file_is_complete_and_has_the_defaults() -> None:
-    from pi05_ros.ros.declarations import PARAMETERS
-
-    written = yaml.safe_load((ROOT / "config/policy.yaml").read_text())["/**"]["ros__parameters"]
-    assert {spec.name: spec.default for spec in PARAMETERS} == {
-        name: value for name, value in written.items() if not isinstance(value, dict)
-    }
-
-
 PROFILE_PAGE = ROOT / "docs/reference/robot-profiles.md"
 
 
