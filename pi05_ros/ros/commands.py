@@ -103,17 +103,19 @@ class RobotOutput:
             output.send(setpoints.rows[:, columns], setpoints)
 
     def warn_of_others(self) -> None:
-        """Say so if somebody else publishes commands too (a teleoperation that was left on): both would fight.
+        """Say so if somebody else publishes commands too (a teleoperation that was left on): both would fight."""
+        for _, output in self._outputs:
+            for topic in output.topics:
+                others = self._node.count_publishers(topic) - 1
+                if others > 0:
+                    self._node.get_logger().warning(f"{topic}: {others} more publish commands there; stop them.")
 
-        Or if nobody listens: the driver is not up yet, or takes its commands in another way.
-        """
+    def warn_of_silence(self) -> None:
+        """Say so if nobody listens: the driver is not up, or takes its commands in another way."""
         for _, output in self._outputs:
             for topic in output.topics:
                 if self._node.count_subscribers(topic) == 0:
                     self._node.get_logger().warning(f"{topic}: nobody listens to commands there.")
-                others = self._node.count_publishers(topic) - 1
-                if others > 0:
-                    self._node.get_logger().warning(f"{topic}: {others} more publish commands there; stop them.")
 
     def destroy(self) -> None:
         for _, output in self._outputs:

@@ -18,7 +18,7 @@ from pi05_ros.robot.loop import SECOND, LoopChunk, PolicyLoop
 from pi05_ros.robot.ticks import Regularity, TickRecord, ticks
 from pi05_ros.ros.commands import RobotOutput
 from pi05_ros.ros.parameters import PolicyParameters
-from pi05_ros.ros.streams import Streams
+from pi05_ros.ros.streams import PATIENCE, Streams
 from pi05_ros.server.host import PolicyHost
 from pi05_ros.server.sidecar import Sidecar
 
@@ -65,6 +65,7 @@ class Deployment:
         self._thread: threading.Thread | None = None
         self._due_hold: Setpoints | None = None
         self._simulated = False  # as use_sim_time is when it starts
+        self._look_for_listeners_at = float("inf")  # time.monotonic(): once, when they have been discovered
         self.sidecar: Sidecar | None = None
         with ExitStack() as undo:
             # What is cheap to find wrong comes before the weights.
@@ -108,6 +109,7 @@ class Deployment:
         self._stop.clear()
         if self._output is not None:
             self._output.warn_of_others()
+        self._look_for_listeners_at = time.monotonic() + PATIENCE
         self._simulated = bool(self._node.get_parameter("use_sim_time").value)
         self._ticks.clear()
         self.streams.start()
@@ -129,8 +131,14 @@ class Deployment:
         self._node.get_logger().info("Stopped; holding." if held else "Stopped; nothing was commanded.")
 
     def watch(self) -> None:
-        """Hold in place of a control thread that is gone and did not manage to. Now and then, on any thread."""
-        if self.active and not self.in_control:
+        """Hold in place of a control thread that is gone and did not manage to. Now and then, on any one thread."""
+        thread = self._thread
+        if thread is None or self._stop.is_set():
+            return
+        if self._output is not None and time.monotonic() > self._look_for_listeners_at:
+            self._look_for_listeners_at = float("inf")
+            self._output.warn_of_silence()
+        if not thread.is_alive() and not self._stop.is_set():  # in this order: a thread that was stopped has ended too
             self.loop.fail(CONTROL_FAILED)
             self._hold()
 

@@ -223,11 +223,11 @@ def test_velocities_are_no_positions(node: Node, kind: Any) -> None:
 def test_who_else_commands_and_who_does_not_listen_is_said(node: Node) -> None:
     left, right = "/aloha_sim/left/joint_trajectory", "/aloha_sim/right/joint_trajectory"
     node.listeners, node.other_publishers = {left: 1}, {left: 2}
-    output(node, load_profile("aloha_sim")).warn_of_others()
-    assert node.warnings == [
-        f"{left}: 2 more publish commands there; stop them.",
-        f"{right}: nobody listens to commands there.",
-    ]
+    arms = output(node, load_profile("aloha_sim"))
+    arms.warn_of_others()
+    assert node.warnings == [f"{left}: 2 more publish commands there; stop them."]
+    arms.warn_of_silence()
+    assert node.warnings[1:] == [f"{right}: nobody listens to commands there."]
 
 
 def test_publishers_are_given_back(node: Node) -> None:
