@@ -62,7 +62,8 @@ class ObservationAssembler:
     (a bag that loops); a smaller step back is a message that came late.
 
     cameras: names of the cameras that the model reads; None: those that have a slot in the profile.
-    on_notice: told, in one sentence, what an operator should hear of: a clock or a stream that went back in time.
+    on_notice: told, in one sentence, what an operator should hear of: a clock or a stream that went back in time (the
+        first of them, if all did).
 
     Raises ProfileError: the robot is not driven over ROS (a required camera or an arm has no topic).
     """
@@ -84,6 +85,7 @@ class ObservationAssembler:
         self._notice = on_notice
         self._lock = threading.Lock()
         self._newest_now_ns: int | None = None
+        self._jump: tuple[int, set[str]] = (0, set())  # the last one back in time: by how much, who has followed it
         self._set_ns = 0  # of the newest frame in the last set that was complete
         self._frames = {camera.name: _Frames(camera) for camera in read if camera.topic}
         self._joints: dict[str, JointHistory] = {}
@@ -314,6 +316,13 @@ class ObservationAssembler:
             self._notice_restart("the clock", went_back)
 
     def _notice_restart(self, what: str, went_back_ns: int) -> None:
+        """Say so, once a jump: where the clock goes back, or a bag begins anew, all streams do so one by one."""
+        with self._lock:
+            by_ns, followed = self._jump
+            is_new = what in followed or abs(went_back_ns - by_ns) > self._stale_ns
+            self._jump = (went_back_ns, {what}) if is_new else (by_ns, followed | {what})
+        if not is_new:
+            return
         self._notice(f"{what} went back by {went_back_ns / SECOND:.2f} s; earlier samples are forgotten.")
 
 

@@ -13,6 +13,7 @@ from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile
+from rclpy.time import Time
 from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import String
 from std_srvs.srv import SetBool, Trigger
@@ -64,6 +65,9 @@ class Robot:
         self.pictures = {camera: picture(index) for index, camera in enumerate(ENCODINGS)}
         self.encodings = dict(ENCODINGS)
         self.joint_names = list(NAMES)
+        self.pose = dict(zip(NAMES, POSE, strict=True))
+        self.rate: float | None = None
+        """Velocity and effort of every joint; None: the messages have none."""
         self.node.create_subscription(PolicyStatus, "/policy_node/status", self.statuses.append, LATCHED)
         self.node.create_subscription(ActionChunk, "/policy_node/action_chunk", self.chunks.append, 10)
         for arm, heard in self.trajectories.items():
@@ -79,15 +83,16 @@ class Robot:
 
     def publish(self) -> None:
         """One sample of every stream, all of one stamp."""
-        now = self.node.get_clock().now()
+        now = Time(nanoseconds=self.now_ns)
         self.stamps.append(now.nanoseconds)
-        positions = dict(zip(NAMES, POSE, strict=True))
         for camera, rgb in self.pictures.items():
             message = image_message(rgb, self.encodings[camera])
             message.header.stamp = now.to_msg()
             self.images[camera].publish(message)
         for publisher in self.joints:
-            message = JointState(name=self.joint_names, position=[positions[name] for name in self.joint_names])
+            message = JointState(name=self.joint_names, position=[self.pose[name] for name in self.joint_names])
+            if self.rate is not None:
+                message.velocity = message.effort = [self.rate] * len(self.joint_names)
             message.header.stamp = now.to_msg()
             publisher.publish(message)
 

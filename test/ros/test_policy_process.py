@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,8 +13,8 @@ from typing import Any
 
 import pytest
 from lifecycle_msgs.msg import Transition
-from lifecycle_msgs.srv import ChangeState, GetState
-from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
+from lifecycle_msgs.srv import ChangeState
+from rcl_interfaces.msg import Parameter
 from rcl_interfaces.srv import SetParameters
 from std_msgs.msg import String
 from websockets.exceptions import ConnectionClosed
@@ -24,10 +23,18 @@ from websockets.sync.client import connect
 from pi05_ros.checkpoint import make_checkpoint
 from pi05_ros.msg import PolicyStatus
 from ros.http_clients import Asking, HttpClient, free_port
+from ros.policy_process import (
+    ACTIVATE,
+    CLEANUP,
+    CONFIGURE,
+    DEACTIVATE,
+    Node,
+    assert_ended_well,
+    change_state,
+    set_parameter,
+    state,
+)
 from ros.robot_stand_in import Robot
-
-CONFIGURE, CLEANUP = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_CLEANUP
-ACTIVATE, DEACTIVATE = Transition.TRANSITION_ACTIVATE, Transition.TRANSITION_DEACTIVATE
 
 
 @pytest.fixture(scope="module")
@@ -42,38 +49,6 @@ def robot() -> Iterator[Robot]:
     robot.close()
 
 
-class Node:
-    """A process of policy_node, and how to drive it. It serves nothing over HTTP unless a port is given."""
-
-    def __init__(self, log: Path, *arguments: str, **parameters: Any) -> None:
-        values = {"http_port": 0, **parameters}
-        given = [word for name, value in values.items() for word in ("-p", f"{name}:={value}")]
-        self.log = log
-        command = [sys.executable, "-m", "pi05_ros.tools.policy_node", *arguments, "--ros-args", *given]
-        self.process = subprocess.Popen(command, stderr=log.open("w"), stdout=subprocess.DEVNULL)
-
-    @property
-    def text(self) -> str:
-        return self.log.read_text()
-
-    def wait_for_text(self, pattern: str, timeout: float = 30.0) -> None:
-        deadline = time.monotonic() + timeout
-        while not re.search(pattern, self.text):
-            assert time.monotonic() < deadline, f"{pattern!r} did not come; the log: {self.text}"
-            assert self.process.poll() is None, f"it ended with {self.process.returncode}; the log: {self.text}"
-            time.sleep(0.01)
-
-    def end(self, number: int = signal.SIGINT) -> tuple[int, float]:
-        """Exit code and seconds that it took after the signal."""
-        began = time.monotonic()
-        self.process.send_signal(number)
-        return self.process.wait(20), time.monotonic() - began
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
     nodes: list[Node] = []
@@ -85,33 +60,6 @@ def start(tmp_path: Path) -> Iterator[Any]:
     yield begin
     for node in nodes:
         node.kill()
-
-
-def change_state(robot: Robot, transition: int) -> bool:
-    request = ChangeState.Request(transition=Transition(id=transition))
-    return bool(robot.call(ChangeState, "/policy_node/change_state", request).success)
-
-
-def state(robot: Robot) -> str:
-    return str(robot.call(GetState, "/policy_node/get_state", GetState.Request()).current_state.label)
-
-
-def set_parameter(robot: Robot, name: str, value: str | int | float) -> Any:
-    if isinstance(value, str):
-        typed = ParameterValue(type=ParameterType.PARAMETER_STRING, string_value=value)
-    elif isinstance(value, int):
-        typed = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=value)
-    else:
-        typed = ParameterValue(type=ParameterType.PARAMETER_DOUBLE, double_value=value)
-    request = SetParameters.Request(parameters=[Parameter(name=name, value=typed)])
-    return robot.call(SetParameters, "/policy_node/set_parameters", request).results[0]
-
-
-def assert_ended_well(node: Node, number: int) -> None:
-    code, seconds = node.end(number)
-    assert code == 0, node.text
-    assert seconds < 5, node.text
-    assert "Traceback" not in node.text
 
 
 def test_a_wrong_path_leaves_the_node_to_be_mended(start: Any, robot: Robot, checkpoint: Path) -> None:
