@@ -19,11 +19,13 @@ class Setpoints:
     rows: float64 [n, action_dim] in robot units; row i is due at start_ns + (i + 1) * the period of commands.
     start_ns: on the clock that stamps observations.
     fresh: the first tick of a chunk or of a hold: whoever commands less often than every tick should do so now.
+    holds: where to stay; it is said once, so it counts however late it is heard.
     """
 
     rows: np.ndarray
     start_ns: int
     fresh: bool
+    holds: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,14 @@ class DatedChunk:
 def ensemble(chunks: Sequence[DatedChunk], times_ns: np.ndarray, decay: float) -> np.ndarray:
     """Average of what the chunks, oldest first, say of each time: float64 [n, action_dim].
 
-    Weights are exp(-decay * i), i = 0 for the oldest chunk that covers the time, as in ACT. What is before all of them
-    is the oldest one's, what is after them the newest one's.
+    Weights are exp(-decay * i), i = 0 for the oldest chunk that covers the time, as in ACT. What no chunk covers
+    is, before the first row or between the end of one chunk and the first row of another, the oldest one's that is not
+    over, and after all of them the newest one's.
     """
     covered = np.stack([chunk.covers(times_ns) for chunk in chunks])
-    covered[0] |= times_ns < chunks[0].stamp_ns + chunks[0].period_ns
-    covered[-1] |= times_ns > chunks[-1].end_ns
+    goes_on = np.stack([times_ns <= chunk.end_ns for chunk in chunks])
+    goes_on[-1] = True
+    covered[np.argmax(goes_on, axis=0), np.arange(len(times_ns))] |= ~covered.any(axis=0)
     # Counted from the first of all: the same, since the oldest are what falls away, and only ratios of weights count.
     weights = np.where(covered, np.exp(-decay * np.arange(len(chunks)))[:, None], 0.0)
     rows = np.stack([chunk.at(times_ns) for chunk in chunks])
@@ -142,7 +146,7 @@ class ChunkPlayer:
         if self._hold is not None:
             target, self._hold = self._hold, None
             self.last_command = target
-            return Setpoints(target[None], now_ns, fresh=True)
+            return Setpoints(target[None], now_ns, fresh=True, holds=True)
         if not self._chunks:
             return None
         chunk, period_ns = self._chunks[-1], self.command_period_ns

@@ -115,6 +115,12 @@ def test_before_all_of_them_the_oldest_speaks() -> None:
     assert ensemble(chunks, times, 0.5)[:, 0] == pytest.approx([1, 1, 1, 1, 1.5]), "and time does not run backwards"
 
 
+def test_between_the_end_of_one_and_the_first_row_of_the_next_the_next_speaks() -> None:
+    chunks = [DatedChunk(np.full((2, 1), value), stamp, PERIOD) for value, stamp in ((0.0, 0), (1.0, 7 * PERIOD // 4))]
+    times = PERIOD * np.array([8, 9, 10, 11, 12]) // 4
+    assert ensemble(chunks, times, 0.5)[:, 0].tolist() == [0, 1, 1, 1, 1]
+
+
 def test_another_motion_is_averaged_with_nothing_before_it() -> None:
     play = player(decay=0.0)
     play.play(np.zeros((HORIZON, 1)), 0)
