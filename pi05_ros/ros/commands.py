@@ -140,9 +140,12 @@ class TrajectoryOutput(Output):
         if not setpoints.fresh and 0 < self._next_ns - setpoints.start_ns < SECOND:
             return
         self._next_ns = setpoints.start_ns + max(len(rows) // 2, 1) * self._period_ns
+        # A stamp of zero means at once. With another the controller refuses a trajectory that ends in the past, as a
+        # hold would that a busy machine delivers a period late.
+        start_ns = 0 if setpoints.holds else setpoints.start_ns
         positions = self._in_command_units(rows)
         for columns, trajectories in self._parts:
-            trajectories.publish(self._message(self._names[columns], positions[:, columns], setpoints.start_ns))
+            trajectories.publish(self._message(self._names[columns], positions[:, columns], start_ns))
 
     def _message(self, names: list[str], positions: np.ndarray, start_ns: int) -> JointTrajectory:
         """Positions with finite-difference velocities, the last of which is zero, as the controller demands."""

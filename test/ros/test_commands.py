@@ -133,6 +133,13 @@ def test_a_trajectory_of_one_row_is_sent_at_every_tick(node: Node) -> None:
     assert len(node.sent["/aloha_sim/left/joint_trajectory"]) == 5
 
 
+def test_a_hold_is_to_be_taken_however_late_it_comes(node: Node) -> None:
+    profile = load_profile("aloha_sim")
+    output(node, profile).send(dataclasses.replace(setpoints(profile, count=1, fresh=True), holds=True))
+    (message,) = node.sent["/aloha_sim/left/joint_trajectory"]
+    assert (message.header.stamp.sec, message.header.stamp.nanosec) == (0, 0), "at once"
+
+
 def test_an_array_is_the_one_row_that_is_due(node: Node) -> None:
     profile = load_profile("franka_droid")
     arm = output(node, profile)

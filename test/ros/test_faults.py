@@ -77,8 +77,10 @@ class TimedRobot(Robot):
         """Until the last command to either arm is to stay, measured: where this robot stands."""
 
         def held(trajectories: list[Any]) -> bool:
-            (target, *more) = (np.array(point.positions) for point in trajectories[-1].points)
-            return not more and (np.allclose(target[:6], POSE[:6], atol=1e-6) or not measured)
+            last = trajectories[-1]
+            if len(last.points) > 1 or stamp_ns(last) != 0:  # a hold is to be taken whenever it comes
+                return False
+            return not measured or np.allclose(last.points[0].positions[:6], POSE[:6], atol=1e-6)
 
         self.wait_for(lambda: all(map(held, self.trajectories.values())), "hold of both arms")
 
