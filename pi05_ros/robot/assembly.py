@@ -22,6 +22,9 @@ from pi05_ros.robot.refusal import Problem, Refusal
 
 logger = logging.getLogger(__name__)
 
+JUST_NOW = 100_000_000
+"""Nanoseconds for which a measured position is where a moving joint is."""
+
 
 @dataclass(frozen=True)
 class AssembledObservation:
@@ -182,6 +185,26 @@ class ObservationAssembler:
             samples = {topic: history.samples() for topic, history in self._joints.items()}
         state, _, problems = self._state(samples, at_ns)
         return None if problems else state
+
+    def standing_state(self, now_ns: int) -> np.ndarray:
+        """Where the robot was measured just now, float32 [state_dim]; NaN where that is not known.
+
+        Each topic speaks for itself, by its newest sample, which is at most ``JUST_NOW`` old: a moving arm is to be
+        held where it is, not where it was.
+        """
+        with self._lock:
+            newest = {topic: (history.newest_ns, history.samples()) for topic, history in self._joints.items()}
+        found = {}
+        for topic, (stamp_ns, samples) in newest.items():
+            if stamp_ns is not None and abs(now_ns - stamp_ns) <= JUST_NOW:
+                joints = read_joints(topic, self._joints[topic].wanted, samples, stamp_ns, JUST_NOW)
+                if not isinstance(joints, Problem):
+                    found[topic] = joints
+        unknown = dict.fromkeys((name for arm in self.profile.arms for name in _joint_names(arm)), (float("nan"), 0))
+        values = [
+            value for arm in self.profile.arms for value in _arm_state(arm, found.get(arm.state_topic or "", unknown))
+        ]
+        return np.array(values, np.float32)
 
     def assemble(self, now_ns: int) -> AssembledObservation | Refusal:
         """The observation at hand, or every reason why there is none.

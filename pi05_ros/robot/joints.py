@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,9 @@ from pi05_ros.robot.refusal import Problem
 
 SECOND = 1_000_000_000
 """Nanoseconds."""
+
+FLOAT32_MAX = 3.4028234e38
+"""States are float32; more would be infinite."""
 
 MAX_SAMPLES = 4096
 """The time window bounds a history first, unless a broken driver repeats one stamp for ever."""
@@ -95,7 +97,7 @@ def read_joints(
         has = ", ".join(seen) or "no positions at all"
         return Problem(topic, "joints", f"joint {', '.join(missing)} is not in {topic}; it has {has}.")
     for name, (value, stamp_ns) in found.items():
-        if not math.isfinite(value):
+        if not abs(value) <= FLOAT32_MAX:  # NaN is not either
             return Problem(topic, "joints", f"joint {name} in {topic}: its position is {value}.")
         apart_ns = abs(stamp_ns - at_ns)
         if apart_ns > max_skew_ns:

@@ -138,9 +138,12 @@ class PolicyLoop:
     # ---- from outside ----
 
     def start(self) -> None:
-        """Begin to infer and play."""
+        """Begin to infer and play. Raises Pi05Error: the inference that ran at the last stop has not ended yet."""
+        if self._thread is not None and self._thread.is_alive():
+            raise Pi05Error("The inference that ran when the node was stopped has not ended yet; try again later.")
         self._stop.clear()
         with self._lock:
+            self._safety.forget()
             if self._enabled:
                 self._set_state("waiting", "The first chunk has not come yet.")
             elif self._state.state == "error":  # what failed before has begun anew; to go on is for the operator to say
@@ -148,13 +151,16 @@ class PolicyLoop:
         self._thread = threading.Thread(target=self._run, name="pi05-inference", daemon=True)
         self._thread.start()
 
-    def stop(self, timeout: float = 3.0) -> None:
-        """End the inference thread and abandon a running inference. Then ``final_hold`` says how to stand still."""
+    def end(self) -> None:
+        """From now on no chunk is accepted. Then ``final_hold`` says how to stand still."""
         self._stop.set()
         self._wake.set()
+
+    def stop(self, timeout: float = 3.0) -> None:
+        """End the inference thread and abandon a running inference."""
+        self.end()
         if self._thread is not None:
             self._thread.join(timeout)
-            self._thread = None
 
     def notify(self) -> None:
         """New data has come. Cheap; for callbacks. An inference that is due begins once a set of frames is complete."""
@@ -216,9 +222,11 @@ class PolicyLoop:
         now_ns = self._now_ns()
         refusal = self._assembler.check(now_ns)
         with self._lock:
-            if self._player.playing and refusal is not None and not refusal.is_passing:
-                self._hold()
-                self._refused(refusal)
+            if refusal is not None and not refusal.is_passing:
+                was_playing = self._player.playing
+                self._hold()  # or, where nothing is played, what is inferred of earlier inputs is worthless
+                if was_playing:
+                    self._refused(refusal)
             elif self._is_late(now_ns):
                 self._hold(abandon=not self._too_slow())  # who is too slow asked when the arm had come to rest
                 after = f"{self._settings.safety.late_after:g} s"
@@ -239,7 +247,7 @@ class PolicyLoop:
         """What may be commanded of that. Everything that leaves the loop leaves it here."""
         if setpoints is None:
             return None
-        measured = self._assembler.measured_state(now_ns) if self._safety.needs_measured else None
+        measured = self._assembler.standing_state(now_ns) if self._safety.needs_measured else None
         return self._safety.apply(setpoints, now_ns, measured)
 
     def _hold(self, abandon: bool = True) -> None:
@@ -248,7 +256,7 @@ class PolicyLoop:
         self._ran_out_ns = None
         if not self._player.playing:
             return
-        measured = self._assembler.measured_state(self._now_ns())
+        measured = self._assembler.standing_state(self._now_ns())
         target = hold_target(self._profile, measured, self._safety.commanded)
         if target is not None:
             self._safety.begin(target)  # to hold is to go nowhere
@@ -382,8 +390,9 @@ class PolicyLoop:
                 self._wake.set()
                 return
             begins = not self._player.playing
-            measured = self._assembler.measured_state(self._now_ns()) if begins else None
-            start = observed.state if measured is None else measured
+            now_ns = self._now_ns()
+            measured = self._assembler.standing_state(now_ns)
+            start = np.where(np.isfinite(measured), measured, observed.state)
             if problem is None and begins:
                 problem = self._safety.start_problem(chunk.actions[0], start)
             if problem is not None:
@@ -392,7 +401,7 @@ class PolicyLoop:
                 return
             if begins:
                 self._safety.begin(start)
-            latency_ns = self._now_ns() - observed.stamp_ns
+            latency_ns = now_ns - observed.stamp_ns
             self._latency.add(latency_ns)
             # A robot that stood still when it was seen is where it was seen: nothing of the chunk has passed. That
             # makes the first chunk start without a jump, and lets a machine that is slower than its chunks act at all.
@@ -401,7 +410,7 @@ class PolicyLoop:
                 self._set_state("running", "A chunk came when all of its rows had passed; it is not played.")
                 self._wake.set()
                 return
-            stamp_ns = observed.stamp_ns + (max(latency_ns, 0) if stood_still else 0)
+            stamp_ns = now_ns if stood_still else observed.stamp_ns
             self._player.play(chunk.actions, stamp_ns, follows=epoch == self._chunk_epoch)
             self._chunk_epoch = epoch
             self._last_refusal = None

@@ -115,6 +115,10 @@ class SafetyFilter:
             )
         return None
 
+    def forget(self) -> None:
+        """Nothing has been commanded yet: who knows what has happened to the robot since."""
+        self.commanded, self._commanded_due_ns = None, None
+
     def begin(self, measured: np.ndarray) -> None:
         """A motion or a hold begins from this pose, [state_dim] in robot units: the next rows ramp from there.
 
@@ -132,8 +136,8 @@ class SafetyFilter:
     def apply(self, setpoints: Setpoints, now_ns: int, measured: np.ndarray | None = None) -> Setpoints:
         """The same rows, limited. Between two calls of ``begin`` every one that is sent has to come through here.
 
-        now_ns: on the clock of ``setpoints``. measured: the newest state [state_dim] if it is known; without it what
-        is commanded as a velocity stops (see ``needs_measured``).
+        now_ns: on the clock of ``setpoints``. measured: the state [state_dim] as it was measured just now, NaN where it
+        is not known: what is commanded as a velocity stops there (see ``needs_measured``).
         """
         if not self._of_joints:
             return setpoints
@@ -174,12 +178,11 @@ class SafetyFilter:
         """Least and greatest command now, float64 [dims]: a position in limits; a velocity that stays in them."""
         if not self.needs_measured:
             return self._lower, self._upper
-        if measured is None:
-            still = np.zeros_like(self._lower)
-            return np.where(self._velocities, still, self._lower), np.where(self._velocities, still, self._upper)
         period = self._period_ns / SECOND
-        slowest = np.maximum(-self._speed, np.minimum(self._lower - measured, 0.0) / period)
-        fastest = np.minimum(self._speed, np.maximum(self._upper - measured, 0.0) / period)
+        at = np.full_like(self._lower, np.nan) if measured is None else np.asarray(measured, np.float64)
+        known = np.isfinite(at)
+        slowest = np.where(known, np.maximum(-self._speed, np.minimum(self._lower - at, 0.0) / period), 0.0)
+        fastest = np.where(known, np.minimum(self._speed, np.maximum(self._upper - at, 0.0) / period), 0.0)
         return np.where(self._velocities, slowest, self._lower), np.where(self._velocities, fastest, self._upper)
 
     def _warn_of_no_limits(self) -> None:
@@ -200,22 +203,24 @@ class SafetyFilter:
 def hold_target(
     profile: RobotProfile, measured: np.ndarray | None, last_command: np.ndarray | None
 ) -> np.ndarray | None:
-    """Where to hold a robot, float [action_dim] in robot units; None: nothing is known, nothing can be commanded.
+    """Where to hold a robot, float64 [action_dim] in robot units; None: nothing is known, nothing can be commanded.
 
-    Arms stay where they were measured (at the last command if joint states are the stream that failed), grippers at
-    their last command, so that what they hold is not dropped; what is commanded as a velocity stops.
+    measured: where it was measured just now, [state_dim], NaN where that is not known; None: nowhere.
+
+    A joint stays where it was measured, or at its last command: if it was not measured, or if it cannot be there, as
+    far beyond its limits or away from that command as no chunk would be taken. Grippers stay at their last command, so
+    that what they hold is not dropped; what is commanded as a velocity stops.
     """
     if profile.action_names is not None:
         return None  # actions of another kind than joints: no position of theirs is a hold
-    source = measured if measured is not None else last_command
-    if source is None:
-        return None
-    target = np.array(source, dtype=np.float64)
+    target = np.full(profile.state_dim, np.nan) if measured is None else np.array(measured, dtype=np.float64)
     if last_command is not None:
-        grippers = np.array(profile.gripper_mask)
-        target[grippers] = last_command[grippers]
+        lower, upper, _ = (np.array(limit) for limit in _limits(profile))
+        excess, error = np.maximum(lower - target, target - upper), np.abs(target - last_command)
+        believed = (excess <= profile.max_limit_excess) & (error <= profile.max_start_error)  # NaN is not
+        target = np.where(believed & ~np.array(profile.gripper_mask), target, last_command)
     target[velocity_mask(profile)] = 0.0
-    return target
+    return target if np.isfinite(target).all() else None
 
 
 def velocity_mask(profile: RobotProfile) -> np.ndarray:

@@ -64,6 +64,7 @@ class Deployment:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._due_hold: Setpoints | None = None
+        self._holding = threading.Lock()
         self._simulated = False  # as use_sim_time is when it starts
         self._look_for_listeners_at = float("inf")  # time.monotonic(): once, when they have been discovered
         self.sidecar: Sidecar | None = None
@@ -119,15 +120,16 @@ class Deployment:
         self._thread = thread  # from now on ``watch`` takes one that is not alive for dead
 
     def stop(self) -> None:
-        """Stop, join, then hold: nothing else may command once the hold is out. Idempotent."""
+        """Stop, join what commands, then hold: nothing else may command once the hold is out. Idempotent."""
         if self._thread is None:
             return
         self.streams.stop()
         self._stop.set()
         self._thread.join(2.0)
         self._thread = None
-        self.loop.stop()
+        self.loop.end()  # an inference may take seconds to end, and commands nothing any more
         held = self._hold()
+        self.loop.stop()
         self._node.get_logger().info("Stopped; holding." if held else "Stopped; nothing was commanded.")
 
     def watch(self) -> None:
@@ -176,12 +178,13 @@ class Deployment:
 
     def _hold(self) -> bool:
         """Command the hold that is due, if there is one. It stays due until it has been sent."""
-        self._due_hold = self._due_hold or self.loop.final_hold()
-        if self._due_hold is None or self._output is None:
-            return False
-        self._output.send(self._due_hold)
-        self._due_hold = None
-        return True
+        with self._holding:
+            self._due_hold = self.loop.final_hold() or self._due_hold
+            if self._due_hold is None or self._output is None:
+                return False
+            self._output.send(self._due_hold)
+            self._due_hold = None
+            return True
 
     def _on_data(self) -> None:
         if self.active:

@@ -84,7 +84,11 @@ class PolicyNode(LifecycleNode):
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         if self._deployment is None:
             return TransitionCallbackReturn.FAILURE
-        self._deployment.start()
+        try:
+            self._deployment.start()
+        except Pi05Error as error:
+            self.get_logger().error(f"Not activated: {error}")
+            return TransitionCallbackReturn.FAILURE
         self.get_logger().info("Active.")
         self.publish_status()
         return super().on_activate(state)
@@ -214,17 +218,20 @@ class PolicyNode(LifecycleNode):
         """On the heartbeat's thread."""
         if not self.context.ok():  # the process ends
             return
-        try:
-            deployment = self._deployment
-            if deployment is not None:
-                deployment.watch()
-                self._status.measure_rates(deployment.assembler)
-                deployment.streams.look()
-            self.publish_status()
-            status = self._status.message
-            self._diagnostics.publish(lambda: find(status, deployment, self._failed), status.robot)
-        except Exception:  # whatever it is, it must not silence the status
-            self.get_logger().error(traceback.format_exc())
+        deployment = self._deployment
+        tasks: list[Callable[[], object]] = [self.publish_status, lambda: self._diagnose(deployment)]
+        if deployment is not None:
+            look = (lambda: self._status.measure_rates(deployment.assembler), deployment.streams.look)
+            tasks = [deployment.watch, *look, *tasks]
+        for task in tasks:
+            try:
+                task()
+            except Exception:  # whatever it is, it must not silence the status
+                self.get_logger().error(traceback.format_exc())
+
+    def _diagnose(self, deployment: Deployment | None) -> None:
+        status = self._status.message
+        self._diagnostics.publish(lambda: find(status, deployment, self._failed), status.robot)
 
     def _publish_status_on_change(self) -> None:
         if self._deployment is not None and not self._status.has_told(self._deployment.loop):

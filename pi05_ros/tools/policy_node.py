@@ -87,7 +87,7 @@ class _Stop:
     def __init__(self) -> None:
         self.starting = True
         self._asked_at: float | None = None
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: object) -> None:
@@ -104,7 +104,7 @@ class _Stop:
 
     def done(self) -> None:
         """The robot is held and the process ends by itself: a signal now would only spoil its exit code."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
 

@@ -518,6 +518,25 @@ def test_the_measured_state_is_unknown_when_it_is_stale_or_absent_or_bad() -> No
     assert assembler.measured_state(NOW + 1 * MS) is None
 
 
+def test_where_the_robot_stands_is_what_was_measured_just_now() -> None:
+    assembler = filled()
+    assembler.add_joint_state(RIGHT, NOW + 150 * MS, NAMES, [0.7, *POSITIONS[1:]])
+    state = assembler.standing_state(NOW + 200 * MS)
+    assert np.isnan(state[:7]).all(), "the left arm has been silent for too long"
+    np.testing.assert_allclose(state[7:], [0.7, 0.2, 0.3, 0.4, 0.5, 0.6, 1.0], rtol=1e-6)
+    assembler.add_joint_state(LEFT, NOW + 190 * MS, NAMES, [float("nan"), *POSITIONS[1:]])
+    assert np.isnan(assembler.standing_state(NOW + 200 * MS)[:7]).all()
+    assert np.isnan(ObservationAssembler(PROFILE).standing_state(NOW)).all()
+
+
+def test_what_float32_cannot_hold_is_no_position() -> None:
+    assembler = filled()
+    assembler.add_joint_state(LEFT, NOW + 1 * MS, NAMES, [1e39, *POSITIONS[1:]])
+    state = assembler.standing_state(NOW + 1 * MS)
+    assert np.isnan(state[:7]).all()
+    assert np.isfinite(state[7:]).all()
+
+
 # --- threads and memory ---
 
 

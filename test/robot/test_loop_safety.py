@@ -11,6 +11,7 @@ import pytest
 
 from pi05_ros import Policy
 from pi05_ros.checkpoint import make_checkpoint
+from pi05_ros.errors import Pi05Error
 from pi05_ros.robot.loop import LoopSettings
 from pi05_ros.robot.safety import SafetySettings
 from robot.still_robot import PERIOD, POSE, SETTINGS, SIM, UNLIMITED, Robot, play
@@ -250,3 +251,61 @@ def test_what_commands_the_robot_may_fail(robot: Robot) -> None:
     robot.sense()
     robot.wait_for_chunks(chunks + 1)
     assert robot.loop.state().state == "running"
+
+
+def test_a_moving_arm_is_not_held_where_it_was_half_a_second_ago(robot: Robot) -> None:
+    robot.sense()
+    robot.loop.start()
+    robot.wait_for_chunks(1)
+    last = play(robot, 5)
+    for _ in range(150):  # nothing is heard any more
+        robot.now_ns += PERIOD
+        setpoints = robot.loop.tick()
+        if setpoints is not None and setpoints.holds:
+            assert np.abs(setpoints.rows[0] - last)[ARMS].max() <= STEP, "at its last command, not back at a stale pose"
+            return
+        if setpoints is not None:
+            last = setpoints.rows[0]
+    raise AssertionError("it was not held")
+
+
+def test_a_clock_that_goes_back_during_the_first_inference_leaves_nothing_behind(gated: GatedPolicy) -> None:
+    robot = Robot(gated, profile=UNLIMITED)  # type: ignore[arg-type]
+    robot.now_ns = 1_000 * 1_000 * 1_000_000
+    robot.sense()
+    robot.loop.start()
+    try:
+        assert gated.asked.acquire(timeout=20)
+        robot.now_ns = 2_000 * 1_000_000
+        robot.loop.tick()
+        robot.sense()
+        gated.gate.release()
+        assert gated.asked.acquire(timeout=20), "it asks anew, of what is seen now"
+        gated.gate.release()
+        robot.wait_for_chunks(1)
+        assert robot.chunks[0].stamp_ns <= robot.now_ns
+        left = robot.loop.state().rows_left
+        play(robot, 3)
+        assert robot.loop.state().rows_left == left - 3, "rows pass"
+    finally:
+        for _ in range(9):
+            gated.gate.release()
+        robot.loop.stop()
+
+
+def test_a_loop_whose_last_inference_runs_still_is_not_started_again(gated: GatedPolicy) -> None:
+    robot = Robot(gated, profile=UNLIMITED)  # type: ignore[arg-type]
+    robot.sense()
+    robot.loop.start()
+    assert gated.asked.acquire(timeout=20)
+    robot.loop.stop(timeout=0.01)
+    with pytest.raises(Pi05Error, match="has not ended yet"):
+        robot.loop.start()
+    gated.gate.release()
+    robot.loop.stop()
+    robot.loop.start()
+    for _ in range(9):
+        gated.gate.release()
+    robot.sense()
+    robot.wait_for_chunks(1)
+    robot.loop.stop()

@@ -280,20 +280,34 @@ def test_a_hold_beyond_a_limit_is_latched_a_step_nearer() -> None:
 
 def test_where_to_hold() -> None:
     profile = STREAMED
-    measured, command = np.arange(14.0), np.arange(14.0) + 100
+    command = np.array(POSE)
+    measured = command + 0.1
+    given = measured.copy()
     target = hold_target(profile, measured, command)
     assert target is not None
-    assert target[[6, 13]].tolist() == [106, 113], "grippers keep their last command: nothing is dropped"
+    assert np.array_equal(target[[6, 13]], command[[6, 13]]), "grippers keep their last command: nothing is dropped"
     assert np.array_equal(target[ARMS], measured[ARMS])
     assert np.array_equal(hold_target(profile, None, command), command)  # type: ignore[arg-type]
     assert np.array_equal(hold_target(profile, measured, None), measured)  # type: ignore[arg-type]
     assert hold_target(profile, None, None) is None
-    assert measured.tolist() == list(range(14)), "the input is not changed"
+    assert np.array_equal(measured, given), "the input is not changed"
 
     assert velocity_mask(DROID).tolist() == [True] * 7 + [False]
     stop = hold_target(DROID, np.full(8, 0.5), np.full(8, 0.9))
     assert stop is not None
     assert stop.tolist() == [0.0] * 7 + [0.9]
+
+
+@pytest.mark.parametrize("nonsense", [np.nan, np.inf, -1e30, 2 * np.pi, 1.9])
+def test_a_joint_is_not_held_where_it_cannot_be(nonsense: float) -> None:
+    command = np.array(POSE)
+    measured = command + 0.1
+    measured[1] = nonsense  # the shoulder
+    target = hold_target(STREAMED, measured, command)
+    assert target is not None
+    assert target[1] == command[1]
+    assert np.array_equal(target[[0, 2, 3, 4, 5]], measured[[0, 2, 3, 4, 5]]), "the others are believed"
+    assert hold_target(STREAMED, np.full(14, np.nan), None) is None
 
 
 # ---- whatever comes, whenever ----
