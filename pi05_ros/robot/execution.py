@@ -18,13 +18,11 @@ class Setpoints:
 
     rows: float64 [n, action_dim] in robot units; row i is due at start_ns + (i + 1) * the period of commands.
     start_ns: on the clock that stamps observations.
-    fresh: the first tick of a chunk or of a hold: whoever commands less often than every tick should do so now.
     holds: where to stay; it is said once, so it counts however late it is heard.
     """
 
     rows: np.ndarray
     start_ns: int
-    fresh: bool
     holds: bool = False
 
 
@@ -96,7 +94,6 @@ class ChunkPlayer:
         self._velocities, self._decay = velocities, ensemble_decay
         self._chunks: list[DatedChunk] = []  # oldest first; the last one says what is due when
         self._reached = 0
-        self._fresh = False
         self._hold: np.ndarray | None = None
 
     @property
@@ -114,7 +111,7 @@ class ChunkPlayer:
         # A chunk from later than this one is of a clock that was set back since.
         earlier = [one for one in self._chunks if averaged and one.stamp_ns <= stamp_ns < one.end_ns]
         self._chunks = [*earlier, chunk]
-        self._fresh, self._hold, self._reached = True, None, 0
+        self._hold, self._reached = None, 0
 
     def hold(self, target: np.ndarray | None) -> None:
         """Play nothing any more, and command this target [action_dim] once. It is not looked at again."""
@@ -146,22 +143,21 @@ class ChunkPlayer:
         if self._hold is not None:
             target, self._hold = self._hold, None
             self.last_command = target
-            return Setpoints(target[None], now_ns, fresh=True, holds=True)
+            return Setpoints(target[None], now_ns, holds=True)
         if not self._chunks:
             return None
         chunk, period_ns = self._chunks[-1], self.command_period_ns
         # A chunk from the future begins at its first row, and a clock that is set back repeats no row.
         index = self._reached = max((now_ns - chunk.stamp_ns) // period_ns, self._reached)
-        fresh, self._fresh = self._fresh, False
         start_ns = chunk.stamp_ns + index * period_ns
         if start_ns >= chunk.end_ns:
             self.underruns += 1
             last = np.where(self._velocities, 0.0, chunk.rows[-1])
             self.last_command = last
-            return Setpoints(last[None], now_ns, fresh)
+            return Setpoints(last[None], now_ns)
         rows = self._rows(start_ns, period_ns, min(count, -((start_ns - chunk.end_ns) // period_ns)))
         self.last_command = rows[0]
-        return Setpoints(rows, start_ns, fresh)
+        return Setpoints(rows, start_ns)
 
     def _rows(self, start_ns: int, period_ns: int, count: int) -> np.ndarray:
         """Float64 [count, action_dim], row i due (i + 1) periods after the start."""

@@ -155,12 +155,10 @@ class SafetyFilter:
             rows.append(np.clip(np.clip(finite, lower, upper), before - reach, before + reach))
             before, seconds = rows[-1], np.array(self._period_ns / SECOND)
         limited = np.stack(rows)
-        clamps = int(np.sum(~(np.abs(limited[0] - setpoints.rows[0]) < ROUNDING)))
-        self.clamps += clamps
+        self.clamps += int(np.sum(~(np.abs(limited[0] - setpoints.rows[0]) < ROUNDING)))
         self.commanded, self._commanded_due_ns = limited[0], int(times_ns[0])
         self._times_ns, self._path = np.concatenate([[begin_ns], times_ns]), np.vstack([along, limited])
-        # Where rows are limited, what was sent ahead need not be what the next rows are reckoned from.
-        return replace(setpoints, rows=limited, fresh=setpoints.fresh or clamps > 0)
+        return replace(setpoints, rows=limited)
 
     def _before(self, begin_ns: int, due_ns: int) -> tuple[np.ndarray, np.ndarray]:
         """The row before one that is due then, and seconds, at most a period, from one to the other; [dims] each."""

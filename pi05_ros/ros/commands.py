@@ -125,7 +125,7 @@ class RobotOutput:
 class TrajectoryOutput(Output):
     """A ros2_control joint_trajectory_controller: the next rows as one short trajectory, which replaces the last one.
 
-    Sent every half of what is sent ahead, so that the next one comes before the arm has run through it.
+    Sent at every control tick: the safety filter reckons with what the arm was given last (robot/safety.py).
     """
 
     def __init__(self, node: Node, arm: Arm, command: Command, period_ns: int) -> None:
@@ -134,12 +134,8 @@ class TrajectoryOutput(Output):
         self._parts = [(slice(0, arm_end), self._publisher(JointTrajectory, command.topic))]
         if command.gripper_topic:
             self._parts.append((slice(arm_end, None), self._publisher(JointTrajectory, command.gripper_topic)))
-        self._next_ns = 0
 
     def send(self, rows: np.ndarray, setpoints: Setpoints) -> None:
-        if not setpoints.fresh and 0 < self._next_ns - setpoints.start_ns < SECOND:
-            return
-        self._next_ns = setpoints.start_ns + max(len(rows) // 2, 1) * self._period_ns
         # A stamp of zero means at once. With another the controller refuses a trajectory that ends in the past, as a
         # hold would that a busy machine delivers a period late.
         start_ns = 0 if setpoints.holds else setpoints.start_ns

@@ -45,8 +45,6 @@ def test_a_new_chunk_takes_over_and_its_past_is_skipped() -> None:
     first = play.next(31 * PERIOD, 1)
     assert first is not None
     assert first.rows[0, 0] == 106
-    assert first.fresh
-    assert not play.next(32 * PERIOD, 1).fresh  # type: ignore[union-attr]
     assert play.rows_played(32 * PERIOD) == 7
     assert play.rows_left(32 * PERIOD) == 43
 
@@ -73,7 +71,7 @@ def test_a_hold_is_commanded_once_and_ends_the_chunk() -> None:
     setpoints = play.next(PERIOD, 4)
     assert setpoints is not None
     assert setpoints.rows.tolist() == [[5.0, 6.0]]
-    assert setpoints.fresh
+    assert setpoints.holds
     assert play.next(2 * PERIOD, 4) is None
     play.play(rows(), stamp_ns=3 * PERIOD)
     assert play.next(3 * PERIOD, 1).rows[0, 0] == 0  # type: ignore[union-attr]

@@ -53,7 +53,7 @@ def begun(profile: RobotProfile, pose: np.ndarray = POSE) -> SafetyFilter:
 
 
 def setpoints(rows: np.ndarray, start_ns: int = 0) -> Setpoints:
-    return Setpoints(np.array(rows, np.float64), start_ns, fresh=True)
+    return Setpoints(np.array(rows, np.float64), start_ns)
 
 
 def moved(joint: int, by: float, pose: np.ndarray = POSE) -> np.ndarray:
@@ -249,13 +249,6 @@ def test_a_seam_between_two_rows_leaves_what_time_there_is() -> None:
     assert rows[1, 0] - rows[0, 0] == pytest.approx(np.pi * 0.02, abs=1e-5)
 
 
-def test_a_trajectory_that_is_limited_is_sent_at_once() -> None:
-    """Else the arm would follow an earlier one for a while, and what comes next would not begin where it is."""
-    safety = begun(AHEAD)
-    assert not safety.apply(Setpoints(POSE[None], 0, fresh=False), 0).fresh
-    assert safety.apply(Setpoints(moved(0, 1.0)[None], PERIOD, fresh=False), PERIOD).fresh
-
-
 def test_a_hold_goes_nowhere_and_the_gripper_keeps_its_grip() -> None:
     safety = begun(AHEAD)
     safety.apply(setpoints(np.tile(moved(6, -0.05), (5, 1))), 0)
@@ -388,19 +381,17 @@ def test_a_driver_that_takes_rows_one_by_one_is_never_given_a_jump(events: list,
 @given(events=EVENTS, ensemble=st.booleans())
 @settings(max_examples=100)
 def test_a_controller_that_follows_trajectories_never_moves_faster(events: list, ensemble: bool) -> None:
-    """Followed as a joint_trajectory_controller does it, sent as the node sends them: not at every tick."""
+    """Followed as a joint_trajectory_controller does it."""
     names = [str(index) for index in range(14)]
     follower = TrajectoryFollower(names, POSE.tolist())
-    path, last_ns, next_ns = [POSE], 10 * PERIOD, 0
+    path, last_ns = [POSE], 10 * PERIOD
 
     def see(out: Setpoints, now_ns: int) -> None:
-        nonlocal last_ns, next_ns
+        nonlocal last_ns
         path.extend(follower.sample(time_ns / SECOND) for time_ns in [*range(last_ns, now_ns, 1_000_000), now_ns])
         last_ns = now_ns
-        if out.fresh or not 0 < next_ns - out.start_ns < SECOND:
-            next_ns = out.start_ns + max(len(out.rows) // 2, 1) * PERIOD
-            dues = (np.arange(len(out.rows)) + 1) * PERIOD / SECOND
-            follower.follow(names, dues.tolist(), out.rows.tolist(), out.start_ns / SECOND, now_ns / SECOND)
+        dues = (np.arange(len(out.rows)) + 1) * PERIOD / SECOND
+        follower.follow(names, dues.tolist(), out.rows.tolist(), out.start_ns / SECOND, now_ns / SECOND)
 
     play_out(AHEAD, events, ensemble, see)
     assert (np.abs(np.diff(path, axis=0)) <= SPEED * 0.001 + 1e-6).all()
