@@ -173,6 +173,16 @@ class ObservationAssembler:
             problems = tuple(self._stream_problems(now_ns))
         return Refusal(problems) if problems else None
 
+    def check_joints(self) -> Refusal | None:
+        """What stands against the newest joint states, whose values are looked at; None: nothing, or none has come."""
+        with self._lock:
+            if any(history.newest_ns is None for history in self._joints.values()):
+                return None
+            at_ns = min(history.newest_ns or 0 for history in self._joints.values())
+            samples = {topic: history.samples() for topic, history in self._joints.items()}
+        _, _, problems = self._state(samples, at_ns)
+        return Refusal(tuple(problems)) if problems else None
+
     def measured_state(self, now_ns: int) -> np.ndarray | None:
         """The newest measured state, float32 [state_dim], as in an observation; None if it is not known.
 

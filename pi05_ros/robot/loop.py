@@ -220,7 +220,7 @@ class PolicyLoop:
     def tick(self) -> Setpoints | None:
         """What to command now; None: nothing. Never waits for inference."""
         now_ns = self._now_ns()
-        refusal = self._assembler.check(now_ns)
+        refusal = self._assembler.check(now_ns) or self._assembler.check_joints()
         with self._lock:
             if refusal is not None and not refusal.is_passing:
                 was_playing = self._player.playing

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.publisher import Publisher
 from rclpy.qos import QoSProfile
@@ -23,6 +24,8 @@ from pi05_ros.ros.conversions import to_duration, to_time
 
 COMMAND_QOS = QoSProfile(depth=1)
 """Reliable: a command that is lost is a motion that does not happen, or a stop."""
+ACKNOWLEDGED = 0.5
+"""Seconds that a driver has to acknowledge the last command."""
 
 
 class Output(ABC):
@@ -49,6 +52,7 @@ class Output(ABC):
     def destroy(self) -> None:
         """Give the publishers back."""
         for publisher in self._publishers:
+            publisher.wait_for_all_acked(Duration(seconds=ACKNOWLEDGED))  # the last one may be a hold
             self._node.destroy_publisher(publisher)
 
     def _publisher(self, kind: Any, topic: str) -> Publisher:

@@ -309,3 +309,17 @@ def test_a_loop_whose_last_inference_runs_still_is_not_started_again(gated: Gate
     robot.sense()
     robot.wait_for_chunks(1)
     robot.loop.stop()
+
+
+def test_a_joint_that_turns_nan_is_held_for_at_once(robot: Robot) -> None:
+    robot.sense()
+    robot.loop.start()
+    robot.wait_for_chunks(1)
+    play(robot, 3)
+    robot.now_ns += PERIOD
+    robot.sense(pose=[float("nan"), *POSE[1:]])
+    setpoints = robot.loop.tick()
+    assert setpoints is not None
+    assert setpoints.holds
+    assert "joint waist in" in robot.loop.state().reason
+    assert np.isfinite(setpoints.rows).all()

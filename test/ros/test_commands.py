@@ -46,6 +46,7 @@ class Node:
         self.listeners: dict[str, int] = {}
         self.other_publishers: dict[str, int] = {}
         self.warnings: list[str] = []
+        self.acknowledged: list[str] = []
 
     def get_logger(self) -> Any:
         return SimpleNamespace(warning=self.warnings.append)
@@ -58,9 +59,14 @@ class Node:
 
     def create_publisher(self, kind: Any, topic: str, qos: Any) -> Any:
         self.sent[topic], self.kinds[topic] = [], kind
-        return SimpleNamespace(publish=self.sent[topic].append, topic_name=topic)
+        return SimpleNamespace(
+            publish=self.sent[topic].append,
+            topic_name=topic,
+            wait_for_all_acked=lambda timeout: self.acknowledged.append(topic),
+        )
 
     def destroy_publisher(self, publisher: Any) -> None:
+        assert publisher.topic_name in self.acknowledged, "the last command may be a hold"
         del self.kinds[publisher.topic_name]
 
 
