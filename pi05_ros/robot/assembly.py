@@ -176,24 +176,20 @@ class ObservationAssembler:
     def check_joints(self) -> Refusal | None:
         """What stands against the newest joint states, whose values are looked at; None: nothing, or none has come."""
         with self._lock:
-            if any(history.newest_ns is None for history in self._joints.values()):
-                return None
-            at_ns = min(history.newest_ns or 0 for history in self._joints.values())
-            samples = {topic: history.samples() for topic, history in self._joints.items()}
-        _, _, problems = self._state(samples, at_ns)
+            newest = self._newest_joints()
+        problems = [] if newest is None else self._state(*newest)[2]
         return Refusal(tuple(problems)) if problems else None
 
     def measured_state(self, now_ns: int) -> np.ndarray | None:
         """The newest measured state, float32 [state_dim], as in an observation; None if it is not known.
 
-        Looks at joint states alone, so that a robot can be held where it is although a camera has failed.
+        Looks at joint states alone, so that it is known although a camera has failed.
         """
         with self._lock:
-            if any(self._freshness(name, now_ns) for name in self._joints):
-                return None
-            at_ns = min(history.newest_ns or 0 for history in self._joints.values())
-            samples = {topic: history.samples() for topic, history in self._joints.items()}
-        state, _, problems = self._state(samples, at_ns)
+            newest = None if any(self._freshness(name, now_ns) for name in self._joints) else self._newest_joints()
+        if newest is None:
+            return None
+        state, _, problems = self._state(*newest)
         return None if problems else state
 
     def standing_state(self, now_ns: int) -> np.ndarray:
@@ -250,6 +246,13 @@ class ObservationAssembler:
     def _streams(self) -> Iterator[tuple[str, _Frames | JointHistory]]:
         yield from self._frames.items()
         yield from self._joints.items()
+
+    def _newest_joints(self) -> tuple[dict[str, tuple[JointSample, ...]], int] | None:
+        """Samples by topic, and the newest moment that all topics have come to; None: one has not come at all."""
+        stamps = [history.newest_ns for history in self._joints.values() if history.newest_ns is not None]
+        if not stamps or len(stamps) < len(self._joints):
+            return None
+        return {topic: history.samples() for topic, history in self._joints.items()}, min(stamps)
 
     def _stream_problems(self, now_ns: int) -> Iterator[Problem]:
         """Missing, stale and future streams; if there are none, cameras that are too far apart."""

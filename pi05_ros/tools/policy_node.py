@@ -87,8 +87,10 @@ class _Stop:
     def __init__(self) -> None:
         self.starting = True
         self._asked_at: float | None = None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it, which wants it to go on
+            signal.signal(signal.SIGHUP, self._on_signal)
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if self.starting:  # importing takes seconds and cannot be broken off cleanly; there is nothing to clean up yet

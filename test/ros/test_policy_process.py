@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from lifecycle_msgs.msg import Transition
-from lifecycle_msgs.srv import ChangeState
+from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.msg import Parameter
 from rcl_interfaces.srv import SetParameters
 from std_msgs.msg import String
@@ -210,7 +210,20 @@ def test_a_signal_while_weights_load(start: Any, robot: Robot, checkpoint: Path,
     assert_ended_well(node, number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_closed_terminal_does_not_end_what_nohup_started(start: Any, robot: Robot) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does for what it starts
+    try:
+        node = start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    client = robot.node.create_client(GetState, "/policy_node/get_state")
+    robot.wait_for(client.service_is_ready, "the node")
+    node.process.send_signal(signal.SIGHUP)
+    assert state(robot) == "unconfigured"
+    assert_ended_well(node, signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_an_inference_runs(start: Any, robot: Robot, checkpoint: Path, number: int) -> None:
     """An inference of many seconds, which nothing can break off."""
     node = start(checkpoint=checkpoint, robot="aloha_sim", prompt="x", device="cpu", num_steps=1000)
